@@ -140,10 +140,18 @@ def draft_along(
         append(path, line)
 
 
+def wanted(ways: dict[str, Way], parts: list[str]) -> dict[str, Way]:
+    """The policies that are named, bare and fitted; of a part that is no name, all whose names begin so."""
+    begins = tuple(part for part in parts if part not in ways)
+    return {
+        name: way for name, way in ways.items() if name.removesuffix(", fitted") in parts or name.startswith(begins)
+    }
+
+
 def measure(options: Options, folder: Path) -> dict[str, Any] | None:
     """Do what of the stages is not done; return how real decoding agrees, where that was asked for."""
     sets = [asked(name, options.count, options.data_dir, options.fetch) for name in options.sets.split(",")]
-    questions = list(in_rounds(sets))
+    questions = list(in_rounds([questions[: options.rounds] for questions in sets]))
     decode_texts(options, questions, folder / "texts.jsonl")
     known = {(line["set"], line["id"]): line for line in lines(folder / "texts.jsonl")}
     for_fit, others = ([known[one.set, one.id] for one in questions if one.fit is fit] for fit in (True, False))
@@ -154,8 +162,7 @@ def measure(options: Options, folder: Path) -> dict[str, Any] | None:
     found = json.loads((folder / "fit.json").read_text())
     ways = all_ways(AcceptanceRates(tuple(found["rates"])), found["temperature"])
     if options.only is not None:
-        begins = tuple(part.strip() for part in options.only.split(","))
-        ways = {name: way for name, way in ways.items() if name.startswith(begins)}
+        ways = wanted(ways, [part.strip() for part in options.only.split(",")])
         if not ways:
             raise ValueError(f"--only {options.only}: no policy's name begins so")
     print(f"{counted(len(others), 'text')}, {len(ways)} policies; {len(for_fit)} for the fit")

@@ -3,19 +3,16 @@
 Owns the bytes of such a weight, and refuses a weight that this form does not hold. It knows no layers.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 PANEL, GROUP, STEP = 64, 32, 4  # outputs that lie together, inputs of a group, and those that are multiplied at once
-_LEVELS = {8: 127, 4: 15}
 _WORST = {8: 1 / 127, 4: 1 / 10}
 """The largest error that is admitted, as a share of a layer's largest weight. Half a step is 1/254 of it, and with four
 bits at most 1/15. More is lost where d or m leave the range in which half precision is precise."""
-_ROWS = 4096
-"""Outputs that are packed at once."""
 
 
 def bits_of(packed: Tensor) -> int:
@@ -27,69 +24,21 @@ def pack(weight: Float[Tensor, "outputs inputs"], bits: int, place: Tensor | Non
     """Quantise a weight; return it as the kernel reads it, `[panels, groups, bytes]`, in `place` where that is given.
 
     With eight bits w = d * q, where the largest |q| of a group is 127; with four w = d * q + m, where m is the least
-    number of a group and the largest q is 15. d and m are half precision. Raises ValueError for weights that this form
-    does not hold: so small that a whole layer's d would be 0, or too large for d or m.
+    number of a group and the largest q is 15. d and m are half precision. The kernel is loaded (`load_kernel`).
+    Raises ValueError for weights that this form does not hold: not finite, so small that a whole layer's d would be 0,
+    or too large for d or m.
     """
     outputs, inputs = weight.shape
-    largest, error = torch.zeros(()), torch.zeros(())
-    panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
-    packed = torch.empty(panels, groups, _bytes(bits), dtype=torch.uint8) if place is None else place
-    packed = packed.view(panels, groups, _bytes(bits))
-    for begin in range(0, panels, _ROWS // PANEL):
-        some = weight[begin * PANEL : begin * PANEL + _ROWS].float()
-        count = -(-len(some) // PANEL)
-        padded = nn.functional.pad(some, (0, groups * GROUP - inputs, 0, count * PANEL - len(some)))
-        grouped = padded.view(count, PANEL, groups, GROUP)
-        levels = _Levels.of(grouped, bits)
-        if some.numel():
-            largest = torch.maximum(largest, some.abs().amax())
-            error = torch.maximum(error, (levels.numbers - grouped).abs().amax())
-        packed[begin : begin + count] = levels.laid_out(bits)
-    if not error <= _WORST[bits] * largest:  # not a number where d or m are infinite
+    form = -(-outputs // PANEL), -(-inputs // GROUP), _bytes(bits)
+    packed = torch.empty(form, dtype=torch.uint8) if place is None else place.view(form)
+    write: Any = torch.ops.opt_tree.quantise_weight
+    error, largest = write.default(weight, packed).amax(0).tolist() if weight.numel() else (0.0, 0.0)
+    if not error <= _WORST[bits] * largest:  # not a number where w, d or m are not finite
         raise ValueError(
             f"in {bits} bits a weight would be off by {error:.2g}, and the largest is {largest:.2g}: "
             "a group's scale is a number of half precision"
         )
     return packed
-
-
-class _Levels(NamedTuple):
-    """Whole numbers q with w = d q, or d q + m in four bits; d and m, one a group, are half precision."""
-
-    q: Float[Tensor, "panels outputs groups inputs"]
-    d: Float[Tensor, "panels outputs groups"]
-    m: Float[Tensor, "panels outputs groups"] | None
-
-    @classmethod
-    def of(cls, w: Float[Tensor, "panels outputs groups inputs"], bits: int) -> "_Levels":
-        """Quantise w."""
-        if bits == 8:
-            d = (w.abs().amax(-1) / _LEVELS[bits]).half()
-            return cls((w / _divisor(d)).round().clamp(-127, 127), d, None)
-        m = w.amin(-1).half()
-        d = ((w.amax(-1) - w.amin(-1)) / _LEVELS[bits]).half()
-        return cls(((w - m.float()[..., None]) / _divisor(d)).round().clamp(0, 15), d, m)
-
-    @property
-    def numbers(self) -> Float[Tensor, "panels outputs groups inputs"]:
-        """What these levels say."""
-        w = self.q * self.d.float()[..., None]
-        return w if self.m is None else w + self.m.float()[..., None]
-
-    def laid_out(self, bits: int) -> UInt8[Tensor, "panels groups bytes"]:
-        """As the kernel reads them: d and m lie behind a group's q."""
-        panels, _, groups, _ = self.q.shape
-        q = (self.q + 128 if bits == 8 else self.q).to(torch.uint8)
-        if bits == 4:  # the next four inputs in the high halves
-            q = q.view(panels, PANEL, groups, -1, 2, STEP)
-            q = q[..., 0, :] | q[..., 1, :] << 4
-        q = q.view(panels, PANEL, groups, -1, STEP).permute(0, 2, 3, 1, 4).reshape(panels, groups, -1)
-        ends = [self.d] if self.m is None else [self.d, self.m]
-        return torch.cat([q, *(one.transpose(1, 2).contiguous().view(torch.uint8) for one in ends)], -1)
-
-
-def _divisor(d: Float[Tensor, "panels outputs groups"]) -> Float[Tensor, "panels outputs groups 1"]:
-    return torch.where(d > 0, d, 1).float()[..., None]
 
 
 def some_of(packed: UInt8[Tensor, "panels groups bytes"], outputs: Int[Tensor, " columns"]) -> Tensor:

@@ -8,7 +8,7 @@
 //
 // A weight lies as the instruction reads it (`packed`, made in `packed_weights.py`): of each panel of 64 outputs and each group
 // four inputs of 64 outputs, then the next four; with four bits these in the low halves of the bytes, the next in the high.
-// Behind them the d of the outputs, then their m.
+// Behind them the d of the outputs, then their m. `quantise_weight` writes it.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -338,12 +338,121 @@ Tensor quantised_linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int
     dtype == ScalarType::Float ? multiply<float>(x, packed, bias, out) : multiply<Half>(x, packed, bias, out);
     return out;
 }
+
+// How far the numbers of a weight are from what is packed at most, and the largest of them. Where one is not finite, the
+// error is no number.
+struct Worst {
+    float error = 0, largest = 0;
+    void add(Worst other) {
+        if (!(other.error <= error) && error == error) error = other.error;
+        largest = std::max(largest, other.largest);
+    }
+};
+
+// Eight numbers at a time: GCC computes vectors of sixteen one by one where the processor has none.
+constexpr int FEW = 8;
+typedef float Few __attribute__((vector_size(FEW * 4)));
+typedef int32_t FewInts __attribute__((vector_size(FEW * 4)));
+typedef uint8_t FewBytes __attribute__((vector_size(FEW)));
+
+// An output's group: w = d * (u - 128), where the largest |u - 128| is 127, or w = d * u + m, where m is the least w and the
+// largest u is 15.
+template <int BITS>
+Worst levels(const Few (&w)[GROUP / FEW], uint8_t* u, _Float16& d, _Float16& m) {
+    constexpr int LEAST = BITS == 8 ? -127 : 0, MOST_LEVEL = BITS == 8 ? 127 : 15;
+    Few least = w[0], most = w[0], wrong{};
+    for (const Few& some : w) {
+        least = some < least ? some : least;
+        most = some > most ? some : most;
+        wrong += some * 0;  // no number, where one is not finite
+    }
+    float low = least[0], high = most[0], error = wrong[0];
+    for (int i = 1; i < FEW; ++i) low = std::min(low, least[i]), high = std::max(high, most[i]), error += wrong[i];
+    const float largest = std::max(high, 0 - low);
+    d = (_Float16)(BITS == 8 ? largest / 127 : (high - low) / 15);
+    m = (_Float16)(BITS == 8 ? 0 : low);
+    const float scale = d, begin = m, divisor = scale > 0 ? scale : 1;
+    Few worst{};
+    for (int part = 0; part < GROUP / FEW; ++part) {
+        // A sum with 1.5 * 2^23 is rounded to whole numbers.
+        FewInts q = as<FewInts>((w[part] - begin) / divisor + 12582912.f) - 0x4b400000;
+        q = q < LEAST ? FewInts{} + LEAST : q;
+        q = q > MOST_LEVEL ? FewInts{} + MOST_LEVEL : q;
+        const Few off = __builtin_convertvector(q, Few) * scale + begin - w[part];
+        worst = off > worst ? off : worst;
+        worst = -off > worst ? -off : worst;
+        const FewBytes bytes = __builtin_convertvector(BITS == 8 ? q + 128 : q, FewBytes);
+        std::memcpy(u + part * FEW, &bytes, FEW);
+    }
+    for (int i = 0; i < FEW; ++i) error = worst[i] > error ? worst[i] : error;
+    return {scale < INFINITY && std::fabs(begin) < INFINITY ? error : INFINITY + error, largest};
+}
+
+// Pack a panel; outputs and inputs that there are none of are 0.
+template <int BITS, class Real>
+Worst pack(const Real* weight, int64_t outputs, int64_t inputs, uint8_t* to) {
+    Worst worst;
+    for (int64_t begin = 0; begin < inputs; begin += GROUP, to += group_bytes(BITS)) {
+        _Float16 ends[2][PANEL];
+        for (int64_t o = 0; o < PANEL; ++o) {
+            const int64_t count = o < outputs ? std::min<int64_t>(inputs - begin, GROUP) : 0;
+            float numbers[GROUP] = {};
+            if (count == GROUP)
+                for (int i = 0; i < GROUP; ++i) numbers[i] = wide(weight[o * inputs + begin + i]);
+            else
+                for (int i = 0; i < count; ++i) numbers[i] = wide(weight[o * inputs + begin + i]);
+            Few w[GROUP / FEW];
+            std::memcpy(w, numbers, sizeof w);
+            uint8_t u[GROUP];
+            worst.add(levels<BITS>(w, u, ends[0][o], ends[1][o]));
+            for (int k = 0; k < GROUP / STEP; k += 8 / BITS) {
+                uint32_t four, next;
+                std::memcpy(&four, u + k * STEP, STEP);
+                if (BITS == 4) std::memcpy(&next, u + (k + 1) * STEP, STEP), four |= next << 4;
+                std::memcpy(to + (k * BITS / 8 * PANEL + o) * STEP, &four, STEP);
+            }
+        }
+        std::memcpy(to + PANEL * GROUP * BITS / 8, ends, group_bytes(BITS) - PANEL * GROUP * BITS / 8);
+    }
+    return worst;
+}
+
+// weight [outputs, inputs], bfloat16 or float32; packed [panels, groups, bytes] is written, in as many bits as it has room
+// for. Returns the largest error and the largest weight of each panel, [panels, 2].
+Tensor quantise_weight(Tensor weight, Tensor packed) {
+    using torch::headeronly::ScalarType;
+    const auto dtype = weight.scalar_type();
+    STD_TORCH_CHECK(dtype == ScalarType::BFloat16 || dtype == ScalarType::Float, "weights are quantised from bfloat16 and float32");
+    STD_TORCH_CHECK(weight.dim() == 2 && packed.dim() == 3 && packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
+                        (packed.size(2) == group_bytes(8) || packed.size(2) == group_bytes(4)) &&
+                        packed.size(0) == (weight.size(0) + PANEL - 1) / PANEL &&
+                        packed.size(1) == (weight.size(1) + GROUP - 1) / GROUP,
+                    "the place for a packed weight does not fit it");
+    if (!weight.is_contiguous()) weight = torch::stable::contiguous(weight);
+    Tensor found = torch::stable::new_empty(weight, {packed.size(0), 2}, ScalarType::Float);
+    const auto some = [&]<class Real>(const Real* from) {
+        const int64_t inputs = weight.size(1), outputs = weight.size(0), size = packed.size(1) * packed.size(2);
+        torch::stable::parallel_for(0, packed.size(0), 1, [&](int64_t begin, int64_t end) {
+            for (int64_t p = begin; p < end; ++p) {
+                const Real* own = from + p * PANEL * inputs;
+                uint8_t* to = (uint8_t*)packed.mutable_data_ptr() + p * size;
+                const int64_t count = std::min<int64_t>(PANEL, outputs - p * PANEL);
+                const Worst worst = packed.size(2) == group_bytes(8) ? pack<8>(own, count, inputs, to) : pack<4>(own, count, inputs, to);
+                std::memcpy((float*)found.mutable_data_ptr() + 2 * p, &worst, sizeof worst);
+            }
+        });
+    };
+    dtype == ScalarType::Float ? some((const float*)weight.const_data_ptr()) : some((const Half*)weight.const_data_ptr());
+    return found;
+}
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(opt_tree, library) {
+    library.def("quantise_weight(Tensor weight, Tensor(a!) packed) -> Tensor");
     library.def("quantised_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(opt_tree, CPU, library) {
+    library.impl("quantise_weight", TORCH_BOX(&quantise_weight));
     library.impl("quantised_linear", TORCH_BOX(&quantised_linear));
 }

@@ -6,7 +6,7 @@ each group by itself: so a row's result has the same bits whatever is computed b
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def quantise(model: nn.Module, weights: str) -> None:
 
 def _finite(weight: Tensor) -> bool:
     """Whether all numbers of a weight are finite. Memory need not hold those of all weights at once for that."""
-    finite = bool(weight.isfinite().all())
+    finite = bool(torch.stack(torch.aminmax(weight)).isfinite().all())
     release(weight)
     return finite
 
@@ -111,6 +111,11 @@ class QuantisedLinear(nn.Module):
     def numbers(self) -> int:
         """How many weights it has that nothing else keeps."""
         return 0 if self.tied else self.in_features * self.out_features
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantisedLinear":
+        """What `to` calls: a model that is to compute in another dtype has this layer answer in it."""
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return super()._apply(fn, recurse)
 
     def rows(self, outputs: Int[Tensor, " columns"]) -> "QuantisedLinear":
         """The same layer over some of its outputs, with the same numbers."""

@@ -31,12 +31,13 @@ from opt_tree.backends.quantised import check_weights, quantise
 from opt_tree.errors import nearest, one_line, require
 from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import AnyLM, wrap
-from opt_tree.models.room import check_weights_fit
+from opt_tree.models.room import check_weights_fit, stored_as
 from opt_tree.system.memory import out_of_memory
 
 CALIBRATION = "calibration.json"
 TRAINING = "training.json"
 """Beside weights: how many minutes they were trained for, and on what."""
+_PIECE = 1 << 24  # numbers
 _PATIENCE = 5.0  # seconds, for the Hub
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model")
 
@@ -98,11 +99,31 @@ def load_causal_lm(
     if model_options.get("device_map") == "cpu" and "quantization_config" not in model_options:
         with refused(f"cannot load {path}"):
             check_weights_fit(path, kept, weights)
-    model = _load_whole(AutoModelForCausalLM, path, dtype=kept, **model_options)
-    if weights is not None:
-        with refused(f"cannot quantise {path}"):
-            quantise(model, weights)
+    if weights is None:
+        return wrap(_load_whole(AutoModelForCausalLM, path, dtype=kept, **model_options), buckets)
+    # Weights that lie in the file as bfloat16 are quantised from there: as float32 they would all be in memory at once.
+    narrow = kept is torch.float32 and stored_as(path) == {"BF16"}
+    model = _load_whole(AutoModelForCausalLM, path, dtype=torch.bfloat16 if narrow else kept, **model_options)
+    if narrow and any(buffer.dtype == torch.bfloat16 for buffer in model.buffers()):  # computed, and rounded already
+        model = _load_whole(AutoModelForCausalLM, path, dtype=kept, **model_options)
+    with refused(f"cannot quantise {path}"):
+        quantise(model, weights)
+    if narrow:
+        for parameter in model.parameters():
+            parameter.data = _widened(parameter.data)
+        model.to(kept)
+        model.config.dtype = kept
     return wrap(model, buckets)
+
+
+def _widened(weight: Tensor) -> Tensor:
+    """The numbers of a weight in float32; of a file's pages memory holds those of a piece at a time."""
+    wide = torch.empty_like(weight, dtype=torch.float32)
+    rows = max(_PIECE * len(weight) // max(weight.numel(), 1), 1)
+    for begin in range(0, len(weight), rows):
+        wide[begin : begin + rows] = weight[begin : begin + rows]
+        release(weight[begin : begin + rows])
+    return wide
 
 
 def load_weights(path: str, dtype: torch.dtype) -> Any:

@@ -6,6 +6,7 @@ Owns the estimates, which are least ones: what they refuse cannot work.
 import json
 import shutil
 import struct
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
@@ -44,25 +45,28 @@ def check_memory(needed: int, what: str) -> None:
 def check_weights_fit(folder: str, dtype: str | torch.dtype, weights: str | None) -> None:
     """Raise NoRoomError where memory cannot hold the safetensors of a folder in this dtype, or quantised."""
     needed = 0
-    for file in Path(folder).glob("*.safetensors"):
-        for numbers, size in _numbers(file):
-            each = dtype.itemsize if isinstance(dtype, torch.dtype) else size / max(numbers, 1)
-            needed += least_memory(numbers, weights, each)
+    for _, numbers, size in _tensors(folder):
+        each = dtype.itemsize if isinstance(dtype, torch.dtype) else size / max(numbers, 1)
+        needed += least_memory(numbers, weights, each)
     check_memory(needed, folder)
 
 
-def _numbers(file: Path) -> list[tuple[int, int]]:
-    """How many numbers and bytes each tensor of a safetensors file has; nothing of a damaged one."""
-    try:
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            if length > file.stat().st_size:
-                return []
-            header = json.loads(opened.read(length))
-        return [
-            (prod(about["shape"]), about["data_offsets"][1] - about["data_offsets"][0])
-            for name, about in header.items()
-            if name != "__metadata__"
-        ]
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
-        return []  # whoever loads it says what is wrong
+def stored_as(folder: str) -> set[str]:
+    """The dtypes, by safetensors' names ("BF16"), of the tensors of a folder; none where it has no safetensors."""
+    return {dtype for dtype, *_ in _tensors(folder)}
+
+
+def _tensors(folder: str) -> Iterator[tuple[str, int, int]]:
+    """The dtype of each tensor in the safetensors of a folder, its numbers and bytes; nothing of a damaged file."""
+    for file in Path(folder).glob("*.safetensors"):
+        try:
+            with file.open("rb") as opened:
+                (length,) = struct.unpack("<Q", opened.read(8))
+                header = json.loads(opened.read(length)) if length <= file.stat().st_size else {}
+            yield from [
+                (str(about["dtype"]), prod(about["shape"]), about["data_offsets"][1] - about["data_offsets"][0])
+                for name, about in header.items()
+                if name != "__metadata__"
+            ]
+        except (OSError, ValueError, KeyError, TypeError, struct.error):
+            continue  # whoever loads it says what is wrong

@@ -104,6 +104,9 @@ def test_a_processor_without_its_instructions_computes_the_same(tmp_path: Path, 
             x, packed = problem(rows, bits, rows)
             found = getattr(torch.ops, name).quantised_linear(x, packed, None, 70)
             assert torch.equal(bits_of(found), bits_of(multiply(x, packed, None, 70)))
+            again = torch.empty_like(packed)
+            getattr(torch.ops, name).quantise_weight(unpack(packed, 70, 72), again)
+            assert torch.equal(again, pack(unpack(packed, 70, 72), bits))
             extreme = x.sign() * 1e3  # every number of a row is 127 or -127: the largest sums
             most = pack(extreme.new_ones(70, 72).where(torch.arange(72) % 32 > 0, -1), bits)
             assert torch.equal(
@@ -145,6 +148,36 @@ def test_numbers_that_these_bits_hold_are_kept(bits: int) -> None:
     found = unpack(pack(weight, bits), 70, 96)
     # m is the group's least number, exactly; d is the span by 15, which may round to a neighbour.
     assert torch.equal(found, weight) if bits == 8 else torch.allclose(found, weight, atol=2e-5)
+
+
+def levels(group: np.ndarray, bits: int) -> np.ndarray:
+    """What a group of 32 numbers is packed as, in the arithmetic of single precision."""
+    w = group.astype(np.float32)
+    m = np.float32(0) if bits == 8 else np.float32(np.float16(w.min()))
+    span = np.abs(w).max() / np.float32(127) if bits == 8 else (w.max() - w.min()) / np.float32(15)
+    d = np.float32(np.float16(span))
+    q = np.rint((w - m) / (d or np.float32(1))).clip(*((-127, 127) if bits == 8 else (0, 15)))
+    return q.astype(np.float32) * d + m
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_group_has_its_own_levels(bits: int, dtype: torch.dtype) -> None:
+    weight = torch.randn(70, 72, generator=torch.Generator().manual_seed(bits)).to(dtype)
+    weight[3], weight[4], weight[5, :32] = 0, weight[4] * 1e-6, weight[5, :32] * 1e3
+    found = unpack(pack(weight, bits), 70, 72)
+    for row, groups in zip(found.numpy(), nn.functional.pad(weight.float(), (0, 24)).view(70, 3, GROUP), strict=True):
+        assert np.array_equal(np.concatenate([levels(group.numpy(), bits) for group in groups])[:72], row)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 31, 63])
+def test_numbers_that_are_not_finite_are_refused(bad: float, place: int) -> None:
+    weight = torch.randn(130, 64, generator=torch.Generator().manual_seed(0))
+    weight[place] = bad
+    for bits in (8, 4):
+        with pytest.raises(ValueError, match="would be off by"):
+            pack(weight, bits)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -251,6 +284,8 @@ def test_a_models_layers_are_replaced() -> None:
     few = model.output.rows(torch.tensor([5, 99, 0]))
     assert torch.equal(few(x), model.output(x)[:, [5, 99, 0]]), "the same numbers"
     assert torch.equal(few.weight, model.output.weight[[5, 99, 0]])
+    assert model.bfloat16().layer.dtype == torch.bfloat16 == model.layer(x.bfloat16()).dtype
+    assert model.float().output.weight.dtype == torch.float32
     several = torch.arange(95)
     assert torch.equal(model.layer.rows(several)(x), model.layer(x)[:, :95]), "of four bits, in two panels"
 

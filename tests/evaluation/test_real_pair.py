@@ -66,8 +66,10 @@ def test_a_text_that_another_target_wrote_takes_other_steps(pair: Pair) -> None:
 
 def test_the_whole_command_goes_on_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture, kernel: None) -> None:
     command = ["--sets", "demo", "--count", "4", "--max-new-tokens", "10", "--output", str(tmp_path), "--json"]
-    assert real_pair.main([*command, "--minutes", "0"]) == 2
+    assert real_pair.main([*command, "--minutes", "0", "--rounds", "3"]) == 2
     assert "nothing was drafted" in capsys.readouterr().err
+    assert len((tmp_path / "texts.jsonl").read_text().splitlines()) == 3
+    assert real_pair.main([*command, "--minutes", "0"]) == 2 and "is empty" in capsys.readouterr().err
     texts = (tmp_path / "texts.jsonl").read_text()
     assert len(texts.splitlines()) == 4 and (tmp_path / "fit.json").exists()
     assert real_pair.main(command) == 0
@@ -97,6 +99,13 @@ def test_the_whole_command_goes_on_and_draws(tmp_path: Path, capsys: pytest.Capt
         assert {text.sums(name)[0] for name in text.steps} == {length}
     for one in json.loads((tmp_path / "tables.json").read_text()):
         assert one["rows"] and {len(row) for row in one["rows"]} == {len(one["columns"])}
+
+
+def test_a_policy_s_name_means_it_alone_and_a_part_of_one_means_several() -> None:
+    ways = dict.fromkeys(("opt 8", "opt 60", "opt 60/6", "opt 60, fitted", "opt 60/6, fitted"), Way(Static.chain(1)))
+    assert list(measure.wanted(ways, ["opt 60"])) == ["opt 60", "opt 60, fitted"]
+    assert list(measure.wanted(ways, ["opt 60/", "opt 8"])) == ["opt 8", "opt 60/6", "opt 60/6, fitted"]
+    assert not measure.wanted(ways, ["opt 7"])
 
 
 def test_the_picture_s_axis_ends_where_its_lines_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,14 @@
 """A target with quantised weights is a target like any other: canonical, its trees exact, its heads along with it."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import build, prompt, tiny
 from torch import nn
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from evaluation.run.models import load
 from evaluation.run.options import Models
@@ -15,9 +16,10 @@ from opt_tree import CausalLMDrafter, Decoder, OptTree, load_pair
 from opt_tree.backends import compiled as aot
 from opt_tree.backends.quantised import QuantisedLinear, quantise
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
+from opt_tree.models import checkpoints
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.models.checkpoints import CheckpointError, load_causal_lm
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.tools.presets import plain
 
@@ -58,6 +60,38 @@ def test_a_quantised_text_is_not_the_other_one() -> None:
         logits[weights] = pair.target.append(pair.encode(QUESTION)).logits.clone()
     off = [float((logits[weights] - logits[None]).norm() / logits[None].norm()) for weights in ("int8", "int4")]
     assert 0 < off[0] < 0.05 and off[0] < off[1] < 0.5
+
+
+def test_a_file_in_bfloat16_is_quantised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by way of float32, which would be in memory as a whole; with the numbers that it would have given."""
+    made = build(LlamaConfig(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2), 5)
+    made.to(torch.bfloat16).save_pretrained(tmp_path)
+    loaded, load_whole = [], checkpoints._load_whole
+
+    def noted(*given: Any, dtype: torch.dtype, **more: Any) -> Any:
+        loaded.append(dtype)
+        return load_whole(*given, dtype=dtype, **more)
+
+    monkeypatch.setattr(checkpoints, "_load_whole", noted)
+    found: Any = load_causal_lm(str(tmp_path), torch.float32, weights="int4")
+    assert loaded == [torch.bfloat16]
+    wide = load_whole(AutoModelForCausalLM, str(tmp_path), dtype=torch.float32)
+    quantise(wide, "int4")
+    assert found.dtype == found.model.config.dtype == torch.float32 == found.model.lm_head.dtype
+    for (name, one), (same, other) in zip(found.model.state_dict().items(), wide.state_dict().items(), strict=True):
+        assert name == same and one.dtype == other.dtype and torch.equal(one, other)
+    asked = prompt(20)
+    assert torch.equal(found.append(asked).logits, CausalLM(wide).append(asked).logits)
+
+    def rounded(*given: Any, dtype: torch.dtype, **more: Any) -> Any:
+        model = noted(*given, dtype=dtype, **more)
+        model.register_buffer("scale", torch.tensor(8.1, dtype=dtype))
+        return model
+
+    loaded.clear()
+    monkeypatch.setattr(checkpoints, "_load_whole", rounded)
+    assert load_causal_lm(str(tmp_path), torch.float32, weights="int4").dtype == torch.float32
+    assert loaded == [torch.bfloat16, torch.float32], "what is computed from the dtype is computed in float32"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
