@@ -48,8 +48,9 @@ from opt_tree.methods.controllers.predicted import LengthPredictor, PredictedLen
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.threshold_chain import ThresholdChain
 from opt_tree.models.named import resolve
-from opt_tree.tools.along import along, written
+from opt_tree.tools.along import along
 from opt_tree.tools.cost_files import read_costs
+from opt_tree.tools.stored_text import written
 
 COSTS = {
     "eager": Costs.straight(5.4e-3, 5.5e-3, 1e-4, 1.05e-3, 3e-5, 3e-4, 2e-4),

@@ -42,7 +42,8 @@ from opt_tree import Generation, Static, TreePolicy
 from opt_tree.methods.controllers.beta_length import BetaLength
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength
 from opt_tree.methods.drafters.heads.early_exit import EarlyExit
-from opt_tree.tools.along import along, written
+from opt_tree.tools.along import along
+from opt_tree.tools.stored_text import written
 
 PLACES = ((4, 12), (5, 80))
 """Layers below the exit, and of the target, to count by."""

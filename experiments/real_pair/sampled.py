@@ -12,7 +12,7 @@ from tqdm import tqdm
 from evaluation.answers.metrics import estimate
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, TreePolicy
 from opt_tree.stop import Stop
-from opt_tree.tools.along import StoredText
+from opt_tree.tools.stored_text import StoredText
 
 WAYS: dict[str, tuple[TreePolicy, str, int, int]] = {
     "chain 6": (Static.chain(6), "chain", 6, 6),

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from opt_tree import Generation, TreePolicy
 from opt_tree.methods.policies.costs import CATCHING_UP
-from opt_tree.tools.along import StoredText
+from opt_tree.tools.stored_text import StoredText
 
 
 class Way(NamedTuple):

@@ -22,9 +22,10 @@ from opt_tree.methods.policies.static import Static
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
 from opt_tree.tools.advice import AUTO, HERE, Advice, Choice, Prospect
-from opt_tree.tools.along import StoredText, along, written
+from opt_tree.tools.along import along
 from opt_tree.tools.pair import Pair
 from opt_tree.tools.step_costs import costs_of
+from opt_tree.tools.stored_text import StoredText, written
 
 LARGEST = 32
 NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, LARGEST)

@@ -1,6 +1,6 @@
 """What other policies would have drawn at every step of a generation, from the same drafter.
 
-The text is there when they draw: they are walked along it (`along.py`), standing where each step of the run began.
+The text is there when they draw: they stand where each step of the run began (`shared_drafter.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,9 @@ from opt_tree.generation import Generation
 from opt_tree.grow import Asking, grow, layers_left
 from opt_tree.policy import TreePolicy, check_grows
 from opt_tree.sampling import Sampling
-from opt_tree.tools.along import StoredText, check_along, drafting_for, follow
+from opt_tree.tools.along import check_along
+from opt_tree.tools.shared_drafter import drafting_for
+from opt_tree.tools.stored_text import StoredText, follow
 from opt_tree.tree import Tree
 from opt_tree.verify import match
 

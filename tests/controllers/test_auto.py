@@ -29,9 +29,10 @@ from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.priced import KNOTS, Priced
 from opt_tree.pool import CandidatePool
 from opt_tree.tools import step_costs as pricing
-from opt_tree.tools.along import along, written
+from opt_tree.tools.along import along
 from opt_tree.tools.presets import plain
 from opt_tree.tools.step_costs import Timed, costs_of, fit
+from opt_tree.tools.stored_text import written
 
 EAGER = Costs.straight(plain=5.4e-3, step=5.5e-3, row=1e-4, layer=1e-3, draft_row=3e-5, growth=3e-4, draft_growth=2e-4)
 COMPILED = Costs.straight(plain=1.9e-3, step=2e-3, row=7e-5, layer=5.5e-4, draft_row=2e-5)

@@ -11,9 +11,10 @@ from opt_tree import Decoder, OptTree, load_pair
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.tools import advising
 from opt_tree.tools.advising import break_even, grid, weigh
-from opt_tree.tools.along import along, written
+from opt_tree.tools.along import along
 from opt_tree.tools.cost_files import read_costs
 from opt_tree.tools.display.advice import draw_advice
+from opt_tree.tools.stored_text import written
 from opt_tree.training import advise as command
 
 CHEAP = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-4, draft_row=0)

@@ -16,7 +16,8 @@ from opt_tree import Decoder, OptTree, Pair, Static, load_pair
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.sequoia import SequoiaTree
 from opt_tree.models.canonical import make_canonical
-from opt_tree.tools.along import along, written
+from opt_tree.tools.along import along
+from opt_tree.tools.stored_text import written
 
 WAYS = {
     "threshold 0": Way(OptTree(40, 0)),
