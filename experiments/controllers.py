@@ -3,8 +3,8 @@
     python -m experiments.controllers --drafter eagle:demo --dtype float32 --bench-name heldout --limit 24
 
 Counts are the decoding's own; seconds are modelled, by tables of costs (`Costs`, seconds), so that the figures do not
-depend on the machine's load. A controller that reads the costs is decoded with once a table. One that draws is replayed
-with several seeds beside replayed settings, and decoded with once, for its texts.
+depend on the machine's load. A controller that reads the costs is decoded with once a table. One that draws is walked
+along the texts with several seeds (`opt_tree/tools/along.py`), and decoded with once, for its texts.
 """
 
 import sys
@@ -23,7 +23,7 @@ class Options(Asked):
     predictor: str | None = option(
         None, "folder of a predictor of draft lengths; by default the embedded one for eagle:demo"
     )
-    seeds: int = option(8, "seeds that a controller which draws is replayed with", least=1)
+    seeds: int = option(8, "seeds that a controller which draws is walked with", least=1)
 
 
 main = main_of("experiments.controllers", Options, __doc__, "experiments.controllers:run")
@@ -31,6 +31,7 @@ main = main_of("experiments.controllers", Options, __doc__, "experiments.control
 if __name__ == "__main__":
     sys.exit(main())
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,8 +48,9 @@ from opt_tree.methods.controllers.predicted import LengthPredictor, PredictedLen
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.threshold_chain import ThresholdChain
 from opt_tree.models.named import resolve
+from opt_tree.tools.along import along
 from opt_tree.tools.cost_files import read_costs
-from opt_tree.tools.recording import record, replay, seconds_of
+from opt_tree.tools.stored_text import written
 
 COSTS = {
     "eager": Costs.straight(5.4e-3, 5.5e-3, 1e-4, 1.05e-3, 3e-5, 3e-4, 2e-4),
@@ -116,7 +118,19 @@ def decode(pair: Pair, prompts: Sequence[list[int]], limit: int, policy: TreePol
 
 def seconds(generations: Sequence[Generation], costs: Costs) -> float:
     """What the steps of these generations cost."""
-    return sum(seconds_of(generation, costs) for generation in generations)
+    return sum(map(costs.of_all, generations))
+
+
+def walk(
+    pair: Pair, prompts: Sequence[list[int]], limit: int, policies: Mapping[str, TreePolicy]
+) -> dict[str, list[Generation]]:
+    """What decoding each prompt with each policy would be, along plain decoding's texts."""
+    found = {name: list[Generation]() for name in policies}
+    for prompt in tqdm(prompts, desc="controllers along texts", leave=False, disable=None):
+        text = written(pair.target, prompt, limit, pair.stop)
+        for name, generation in along(pair.drafter, text, policies, pair.target).items():
+            found[name].append(generation)
+    return found
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -126,25 +140,26 @@ def run(options: Options) -> dict[str, Any]:
     pair, prompts, limit = given.pair, given.first_prompts(), options.max_new_tokens
     predictor = load_predictor(options, pair)
     names = [name for name in CONTROLLERS if predictor is not None or not name.startswith("predicted")]
-    pair.drafter.clear()
-    texts = record(pair, prompts, limit)
     settings = tqdm((CHAINS | TREES).items(), desc="fixed settings", leave=False, disable=None)
     fixed = {name: decode(pair, prompts, limit, policy) for name, policy in settings}
-    replayed = {name: replay(texts, policy, pair.target.vocab) for name, policy in (CHAINS | TREES).items()}
     plain = [generation.tokens for generation in fixed["plain"]]
     decoded: dict[str, list[Generation]] = {}
-    drawn: dict[str, list[list[Generation]]] = {}
+    seeded = {
+        f"{name}, seed {seed}": CONTROLLERS[name].build(Materials(pair, predictor, next(iter(tables.values())), seed))
+        for name, seed in itertools.product((name for name in names if CONTROLLERS[name].draws), range(options.seeds))
+    }
+    pair.drafter.clear()
+    walked = walk(pair, prompts, limit, seeded)
     rows = []
     for costs_name, costs in tables.items():
         for name in tqdm(names, desc=costs_name, leave=False, disable=None):
             candidate = CONTROLLERS[name]
-            known = [Materials(pair, predictor, costs, seed) for seed in range(options.seeds)]
             if candidate.priced or name not in decoded:
-                decoded[name] = decode(pair, prompts, limit, candidate.build(known[0]))
-                if candidate.draws:
-                    drawn[name] = [replay(texts, candidate.build(one), pair.target.vocab) for one in known]
-            runs, beside = (drawn[name], replayed) if candidate.draws else ([decoded[name]], fixed)
-            found = figures(runs, {one: beside[one] for one in candidate.fixed}, costs)
+                decoded[name] = decode(pair, prompts, limit, candidate.build(Materials(pair, predictor, costs)))
+            runs = [decoded[name]]
+            if candidate.draws:
+                runs = [walked[f"{name}, seed {seed}"] for seed in range(options.seeds)]
+            found = figures(runs, {one: fixed[one] for one in candidate.fixed}, costs)
             equal = sum(ours.tokens == text for ours, text in zip(decoded[name], plain, strict=True))
             rows.append({"costs": costs_name, "controller": name, **found, "= plain": f"{equal}/{len(plain)}"})
     questions = given.questions.name

@@ -2,8 +2,8 @@
 
     python -m experiments.early_exit [--bench-name demo] [--limit 40]
 
-Plain decoding's texts are recorded once, greedily, with what the exit says behind every token; each fixed length and
-each controller is replayed on them, those that draw with several seeds. Times plain decoding count layers, as if a
+Each fixed length and each controller is walked along plain decoding's greedy texts, those that draw with several seeds
+(`opt_tree/tools/along.py`): the steps that decoding with it takes. Times plain decoding count layers, as if a
 forward's time were that of its layers whatever its rows: a chain of k tokens costs k (depth + 1) layers to draft, and
 all layers of the target to score, whose lower ones run for the last token alone. Beside the exit's own depth, as if it
 stood elsewhere.
@@ -18,12 +18,12 @@ from evaluation.run.options import Asked
 
 @dataclass(frozen=True)
 class Options(Asked):
-    """What is recorded, and what is replayed on it."""
+    """What is written, and what is walked along it."""
 
     drafter: str = option("exit:demo", "an early exit")
     max_new_tokens: int = option(64, "new tokens a question, at most", least=1)
     longest: int = option(8, "longest chain", least=1, most=10)
-    seeds: int = option(8, "that each controller is replayed with", least=1)
+    seeds: int = option(8, "that each controller is walked with", least=1)
 
 
 main = main_of("experiments.early_exit", Options, __doc__, "experiments.early_exit:run")
@@ -34,13 +34,16 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from tqdm import tqdm
+
 from evaluation.command_line import table
 from evaluation.run.models import gather
 from opt_tree import Generation, Static, TreePolicy
 from opt_tree.methods.controllers.beta_length import BetaLength
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength
 from opt_tree.methods.drafters.heads.early_exit import EarlyExit
-from opt_tree.tools.recording import record, replay
+from opt_tree.tools.along import along
+from opt_tree.tools.stored_text import written
 
 PLACES = ((4, 12), (5, 80))
 """Layers below the exit, and of the target, to count by."""
@@ -65,20 +68,25 @@ def run(options: Options) -> dict[str, Any]:
     pair = given.pair
     if not isinstance(pair.drafter.bare, EarlyExit):
         raise ValueError(f"--drafter {options.drafter} is no early exit")
-    texts = record(pair, given.first_prompts(), options.max_new_tokens)
-
-    def replayed(policy: TreePolicy) -> dict[str, float]:
-        return figures(replay(texts, policy, pair.target.vocab))
-
-    rows: list[dict[str, Any]] = []
-    for length in range(1, options.longest + 1):
-        rows.append({"chain": f"of {length}", **replayed(Static.chain(length))})
-    for name, kind in (("Beta", BetaLength), ("calibrated", CalibratedLength)):
-        each = [replayed(kind(options.longest, seed=seed)) for seed in range(options.seeds)]
+    chains: dict[str, TreePolicy] = {f"of {n}": Static.chain(n) for n in range(1, options.longest + 1)}
+    drawn: dict[str, dict[str, TreePolicy]] = {
+        name: {f"{name}, seed {seed}": kind(options.longest, seed=seed) for seed in range(options.seeds)}
+        for name, kind in (("Beta", BetaLength), ("calibrated", CalibratedLength))
+    }
+    settings = {name: policy for group in (chains, *drawn.values()) for name, policy in group.items()}
+    made = {name: list[Generation]() for name in settings}
+    prompts = given.first_prompts()
+    for prompt in tqdm(prompts, desc="chains along texts", unit="text", leave=False, disable=None):
+        text = written(pair.target, prompt, options.max_new_tokens, pair.stop)
+        for name, generation in along(pair.drafter, text, settings, pair.target).items():
+            made[name].append(generation)
+    rows: list[dict[str, Any]] = [{"chain": name, **figures(made[name])} for name in chains]
+    for name, seeds in drawn.items():
+        each = [figures(made[one]) for one in seeds]
         row = {"chain": name, **{key: statistics.fmean(one[key] for one in each) for key in each[0]}}
         rows.append(
             row | {"from": min(one["tokens/step"] for one in each), "to": max(one["tokens/step"] for one in each)}
         )
-    print(f"{options.drafter}, {len(texts)} texts of {given.questions.name}, greedy; mean of {options.seeds} seeds")
+    print(f"{options.drafter}, {len(prompts)} texts of {given.questions.name}, greedy; mean of {options.seeds} seeds")
     print(table(rows))
-    return {"rows": rows, "drafter": options.drafter, "questions": given.questions.name, "texts": len(texts)}
+    return {"rows": rows, "drafter": options.drafter, "questions": given.questions.name, "texts": len(prompts)}

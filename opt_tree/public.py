@@ -28,7 +28,7 @@ from opt_tree.step import Outcome, Step
 from opt_tree.stop import Stop
 from opt_tree.target import Output, Target
 from opt_tree.tools.advising import advise
-from opt_tree.tools.counterfactual import Beside, generate_beside
+from opt_tree.tools.beside import Beside, generate_beside
 from opt_tree.tools.display.explorer import explore
 from opt_tree.tools.display.page import to_html
 from opt_tree.tools.display.prove import Proof, prove

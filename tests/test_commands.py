@@ -17,7 +17,7 @@ import pytest
 from transformers.utils import logging
 
 import opt_tree.__main__ as library
-from evaluation import acceptance, report
+from evaluation import report
 from evaluation.answers.metrics import bootstrap
 from evaluation.command_line import parse, run_command
 from evaluation.compare import options as compare
@@ -168,8 +168,6 @@ def test_help_lists_what_the_library_has():
     assert {*run_options.WEIGHTS} == {*BITS}
     assert {*fields["preset"].metadata["choices"]} == {*STUDIES}
     assert dspark.MARKOV == MARKOV
-    children = next(field for field in dataclasses.fields(acceptance.Options) if field.name == "children")
-    assert all(name in children.metadata["help"] for name in acceptance.KINDS)
 
 
 def test_one_word_for_one_thing_and_the_published_ones_are_taken():
@@ -205,7 +203,7 @@ def ignored(name: str) -> bool:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
 def test_git_ignores_what_commands_write_by_default():
-    commands = [compare.Options, acceptance.Options, first_light.Options, other_engines.Options]
+    commands = [compare.Options, first_light.Options, other_engines.Options]
     fields = [field for options in commands for field in dataclasses.fields(options) if field.name == "output"]
     outputs = [field.default if "." in field.default else f"{field.default}.md" for field in fields]
     assert len(outputs) == len(commands) and all(map(ignored, outputs)), outputs

@@ -13,12 +13,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from evaluation.acceptance import Counting
-from evaluation.acceptance import measure as count_acceptance
 from evaluation.answers.comparison import PLAIN, figures
 from evaluation.answers.file import AnswerFile, Record
 from evaluation.compare.combinations import Combination, verifier_of
 from evaluation.compare.options import Options
+from evaluation.compare.rates import measure as count_acceptance
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, load_set, select
 from evaluation.run.baselines import InLoop, transformers_methods
@@ -119,7 +118,7 @@ class Bench:
         prompter = Prompter(self.pair.tokenizer, self.pair.stop, options.conv_template)
         self.max_new_tokens = options.max_new_tokens or self.size.tokens
         self.conversation = Conversation(prompter, self.max_new_tokens, seed=options.seed)
-        self.counting = Counting(dataclasses.replace(self.conversation, max_new_tokens=RATES_TOKENS))
+        self.counting = dataclasses.replace(self.conversation, max_new_tokens=RATES_TOKENS)
         self.rates_file = AnswerFile(f"{options.output}.rates")
         self.settings: dict[str, Any] = {
             **{key: getattr(options, key) for key in ("base_model_path", "conv_template", "seed", "expect_every")},
@@ -183,10 +182,10 @@ class Bench:
             "code": one.code or None,
             "cell": dataclasses.asdict(one),
             "figures": figures(answers, baseline, efficiency) | footprint(one.drafter),
-            "first_tree": _drawn(steps[0]),
+            "first_tree": drawn(steps[0]),
             "efficiency": efficiency,
-            "answers": [_slim(answer) for answer in answers],
-            "plain": [_slim(answer) for answer in baseline],
+            "answers": [slim(answer) for answer in answers],
+            "plain": [slim(answer) for answer in baseline],
         }
 
     def measure_peers(self, temperature: float) -> Record:
@@ -196,7 +195,7 @@ class Bench:
         methods = {PLAIN: base, **transformers_methods(self.pair, assistant, Sampling(temperature))}
         answers: dict[str, list[Record]] = {name: [] for name in methods}
         for name, question in schedule(list(methods), self.questions):
-            answers[name].append(_slim(self._answer(question, methods[name])))
+            answers[name].append(slim(self._answer(question, methods[name])))
         return {"question_id": peers_key(temperature), "temperature": temperature, "peers": answers}
 
     def _warming(self) -> list[Question]:
@@ -283,7 +282,7 @@ class Bench:
             self.rates_file.append({"question_id": key, "rates": found[key], "tried": counts.tried.tolist()})
         return AcceptanceRates(tuple(found[key]["by_rank"]), tuple(map(tuple, found[key]["by_depth"])))
 
-    def warm_up(self) -> None:
+    def warm_up(self, left: Sequence[Combination]) -> None:
         """Pay for cold memory before anything is timed."""
         for pair in self.pairs.values():
             Decoder(pair.target, pair.drafter, OptTree()).generate(pair.encode("Count to ten."), 16, stop=None)
@@ -323,7 +322,7 @@ def load_pairs(options: Options, combinations: Sequence[Combination]) -> dict[tu
     return pairs
 
 
-def _drawn(step: Step) -> dict[str, Any]:
+def drawn(step: Step) -> dict[str, Any]:
     """A tree as the plots read it."""
     return {
         "parents": step.tree.parents.tolist(),
@@ -332,7 +331,7 @@ def _drawn(step: Step) -> dict[str, Any]:
     }
 
 
-def _slim(answer: Record) -> Record:
+def slim(answer: Record) -> Record:
     """Without what no figure needs."""
     dropped = ("prompt_ids", "token_ids", "idxs")
     choices = [{key: value for key, value in choice.items() if key not in dropped} for choice in answer["choices"]]

@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.real_pair.lockstep import Stored, Way
 from experiments.real_pair.tables import Along
+from experiments.real_pair.taken import Way
 from opt_tree import CausalLM, CausalLMDrafter, Decoder
 from opt_tree.stop import Stop
+from opt_tree.tools.stored_text import StoredText
 
 CHECKED = ("opt 8", "opt 60", "eagle2 25/5", "sequoia 60/6", "chain 6", "opt 60 at 0.5, fitted")
 
 
 def decoded(
-    models: tuple[CausalLM, CausalLMDrafter], texts: Sequence[tuple[Stored, Along]], ways: dict[str, Way]
+    models: tuple[CausalLM, CausalLMDrafter], texts: Sequence[tuple[StoredText, Along]], ways: dict[str, Way]
 ) -> dict[str, Any]:
     """Decode each text with each of the policies; return how many texts and how many steps agree, and which do not."""
     (target, drafter), found = models, {"texts": 0, "texts equal": 0, "steps": 0, "steps equal": 0}

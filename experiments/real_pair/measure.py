@@ -15,12 +15,12 @@ from evaluation.command_line import Value, counted, table
 from experiments.real_pair import sampled
 from experiments.real_pair.__main__ import Options
 from experiments.real_pair.check import decoded
-from experiments.real_pair.lockstep import Stored, Way, stepping_along
 from experiments.real_pair.plots import draw_all
 from experiments.real_pair.questions import Asked, asked, in_rounds
 from experiments.real_pair.tables import Along, all_tables
+from experiments.real_pair.taken import Way, taken_of
 from experiments.real_pair.ways import all_ways
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, Static, side_by_side
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, Static, TreePolicy, side_by_side
 from opt_tree.backends.batch import scheduler
 from opt_tree.backends.batch.shared_forwards import lane_memos
 from opt_tree.grow import Asking
@@ -30,7 +30,9 @@ from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
 from opt_tree.stop import Stop
 from opt_tree.system.files import write_text
+from opt_tree.tools.along import asking_along
 from opt_tree.tools.pair import encode, stop_tokens
+from opt_tree.tools.stored_text import StoredText
 from opt_tree.training.fitting.calibrate import Likelihood
 
 _RANKS = 20
@@ -86,9 +88,9 @@ def decode_texts(options: Options, questions: list[Asked], path: Path) -> None:
         append(path, line)
 
 
-def stored(line: dict[str, Any]) -> Stored:
+def stored(line: dict[str, Any]) -> StoredText:
     """A line of `texts.jsonl` as the text that it is."""
-    return Stored(line["prompt"], line["tokens"], line["limit"], frozenset(line["ends"]))
+    return StoredText(line["prompt"], line["tokens"], line["limit"], frozenset(line["ends"]))
 
 
 @torch.inference_mode()
@@ -114,29 +116,35 @@ def draft_along(
 ) -> None:
     """Write down the steps of every policy along each text that are not there yet, until the time is over.
 
-    The forwards of `options.width` texts are packed into one. A text is written when its last step is there.
+    Policies share what is drafted with one temperature. The forwards of `options.width` texts are packed into one. A
+    line is written when the last step of its policies is there.
     """
     have: dict[tuple[str, str], set[str]] = {}
     for line in lines(path):
         have.setdefault((line["set"], line["id"]), set()).update(line["steps"])
-    todo = [(text, have.get((text["set"], text["id"]), set())) for text in texts]
-    todo = [(text, there) for text, there in todo if ways.keys() - there]
+    todo = []
+    for text, temperature in itertools.product(texts, dict.fromkeys(way.temperature for way in ways.values())):
+        missing = ways.keys() - have.get((text["set"], text["id"]), set())
+        own = {name: way.policy for name, way in ways.items() if name in missing and way.temperature == temperature}
+        if own:
+            todo.append((text, temperature, own))
     end = time.monotonic() + 60 * options.minutes
     twins = [copy.deepcopy(drafter, memo) for memo in lane_memos((drafter.lm,), options.width)]
 
-    def job(text: dict[str, Any], there: set[str]) -> Callable[[int], Asking[dict[str, Any]]]:
-        def along(lane: int) -> Asking[dict[str, Any]]:
-            steps = yield from stepping_along(
-                twins[lane], stored(text), {name: ways[name] for name in ways if name not in there}
-            )
-            rows = {name: [one.row() for one in taken] for name, taken in steps.items()}
-            return {"set": text["set"], "id": text["id"], "tokens": len(text["tokens"]), "steps": rows}
+    def job(
+        line: dict[str, Any], temperature: float, policies: dict[str, TreePolicy]
+    ) -> Callable[[int], Asking[dict[str, Any]]]:
+        def walking(lane: int) -> Asking[dict[str, Any]]:
+            text = stored(line)
+            made = yield from asking_along(twins[lane].calibrated(temperature), text, policies)
+            rows = {name: [one.row() for one in taken_of(text, found)] for name, found in made.items()}
+            return {"set": line["set"], "id": line["id"], "tokens": len(text.tokens), "steps": rows}
 
-        return along
+        return walking
 
     in_time = itertools.takewhile(lambda _: time.monotonic() <= end, (job(*one) for one in todo))
     made = scheduler.side_by_side(in_time, options.width)
-    for _, line in tqdm(made, "drafting", len(todo), unit="text", disable=None):
+    for _, line in tqdm(made, "drafting", len(todo), unit="walk", disable=None):
         append(path, line)
 
 

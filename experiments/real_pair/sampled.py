@@ -10,9 +10,9 @@ from typing import Any
 from tqdm import tqdm
 
 from evaluation.answers.metrics import estimate
-from experiments.real_pair.lockstep import Stored
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, TreePolicy
 from opt_tree.stop import Stop
+from opt_tree.tools.stored_text import StoredText
 
 WAYS: dict[str, tuple[TreePolicy, str, int, int]] = {
     "chain 6": (Static.chain(6), "chain", 6, 6),
@@ -25,7 +25,7 @@ WAYS: dict[str, tuple[TreePolicy, str, int, int]] = {
 
 
 def decoded(
-    models: tuple[CausalLM, CausalLMDrafter], texts: Sequence[tuple[str, str, Stored]], limit: int
+    models: tuple[CausalLM, CausalLMDrafter], texts: Sequence[tuple[str, str, StoredText]], limit: int
 ) -> Iterator[dict[str, Any]]:
     """Decode each text with every policy, by the text's place as the seed: a line a text."""
     target, drafter = models

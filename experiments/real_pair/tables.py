@@ -9,7 +9,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from evaluation.answers.metrics import estimate
-from experiments.real_pair.lockstep import Taken
+from experiments.real_pair.taken import Taken
 from experiments.real_pair.ways import CHAINS, DEEP, EQUAL, SIZES, THRESHOLDS
 
 REPEATED = "humaneval_repeated"

@@ -1,6 +1,6 @@
 """The policies that are compared: OPT-Tree by size and threshold, and every tree at equal nodes and equal layers."""
 
-from experiments.real_pair.lockstep import Way
+from experiments.real_pair.taken import Way
 from opt_tree import OptTree, Static, TreePolicy
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.methods.policies.eagle2 import Eagle2

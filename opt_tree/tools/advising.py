@@ -1,12 +1,13 @@
-"""Is this drafter worth it, and with which tree? Answered from recorded texts and from what steps cost.
+"""Is this drafter worth it, and with which tree? Answered from plain decoding's texts and from what steps cost.
 
-Plain decoding's texts are recorded once with all that the drafter would have said behind every token of them. Every
-tree of a grid is replayed on them, and its steps are priced: by what steps cost here, side by side, and on machines
-whose costs are given.
+Every tree of a grid is walked along the texts (`along.py`), which takes the steps that decoding with it would take. The
+steps are priced: by what they cost here, side by side, and on machines whose costs are given.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -21,13 +22,16 @@ from opt_tree.methods.policies.static import Static
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
 from opt_tree.tools.advice import AUTO, HERE, Advice, Choice, Prospect
+from opt_tree.tools.along import along
 from opt_tree.tools.pair import Pair
-from opt_tree.tools.recording import LARGEST, Recorded, record, replay, seconds_of
 from opt_tree.tools.step_costs import costs_of
+from opt_tree.tools.stored_text import StoredText, written
 
+LARGEST = 32
 NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, LARGEST)
 THRESHOLDS = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6)
 CHAINS = (2, 3, 4, 6, 8)
+LONGEST = f"the chain of {max(CHAINS)}"
 RESAMPLES = 2000
 FEWEST = 2
 """Texts: an interval is over texts."""
@@ -56,13 +60,13 @@ def advise(
 
     The prompts are the kind of text that will be asked for. What steps cost is measured once for a pair and a machine,
     in 40 seconds at most (`opt_tree.tools.step_costs`). A drafter that learns from the target's logits (Token
-    Recycling) is recorded with plain decoding's, so it is judged too low.
+    Recycling) is shown those of the text alone, so it is judged too low.
 
     Args:
         pair: Compiled or not, as it will be used.
         prompts: Texts, which are encoded as a user's message, or token ids; two at least.
         max_new_tokens: Of each text, at most.
-        seconds: After which no further text is recorded.
+        seconds: After which no further text is begun.
         side_by_side: Also price so many sequences in one forward; 1: do not.
         costs: Other machines' costs by name (`opt_tree.tools.cost_files.read_costs`).
 
@@ -72,19 +76,15 @@ def advise(
     if side_by_side < 1 or max_new_tokens < 2:
         raise ValueError(f"side_by_side >= 1 and max_new_tokens >= 2, got {side_by_side} and {max_new_tokens}")
     asked = _encoded(pair, prompts)
-    with tqdm(total=2 + (side_by_side > 1), desc="what steps cost", leave=False, disable=None) as bar:
+    with tqdm(total=1 + (side_by_side > 1), desc="what steps cost", leave=False, disable=None) as bar:
         tables = {HERE: costs_of(pair.target, pair.drafter)}
         bar.update()
         if side_by_side > 1:
             tables[f"{side_by_side} side by side"] = costs_of(pair.target, pair.drafter, side_by_side)
             bar.update()
-        bar.set_description("what the drafter says")
-        pair.drafter.clear()
-        texts = record(pair, asked, max_new_tokens, seconds)
-        bar.update()
-    if len(texts) < FEWEST:
-        raise ValueError(f"only {len(texts)} text was recorded in {seconds:g} s: allow more seconds, or fewer tokens")
-    return weigh(pair, texts, {**tables, **(costs or {})})
+    texts = (written(pair.target, prompt, max_new_tokens, pair.stop) for prompt in asked)
+    known = tqdm(texts, desc="trees along texts", total=len(asked), unit="text", leave=False, disable=None)
+    return weigh(pair, known, {**tables, **(costs or {})}, seconds)
 
 
 def _encoded(pair: Pair, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
@@ -96,26 +96,30 @@ def _encoded(pair: Pair, prompts: Sequence[str | Sequence[int]]) -> list[list[in
     return [check_prompt(prompt, pair.target) for prompt in found]
 
 
-def weigh(pair: Pair, texts: Sequence[Recorded], tables: Mapping[str, Costs]) -> Advice:
-    """Replay the grid on recorded texts and price it by tables of costs, of which the first is the machine's own."""
-    vocab, policies = pair.target.vocab, grid()
-    spent = {name: dict[str, np.ndarray]() for name in tables}  # by table and setting: seconds of each text
+def weigh(pair: Pair, texts: Iterable[StoredText], tables: Mapping[str, Costs], seconds: float = math.inf) -> Advice:
+    """Walk the grid along texts and price it by tables of costs, of which the first is the machine's own.
 
-    def price(setting: str, generations: Sequence[Generation], names: Sequence[str]) -> None:
-        for name in names:
-            spent[name][setting] = np.array([seconds_of(one, tables[name]) for one in generations])
-
-    everything: dict[str, TreePolicy] = {"plain": Static.empty(), **policies}
-    for setting, policy in tqdm(everything.items(), desc="replaying trees", unit="tree", leave=False, disable=None):
-        price(setting, replay(texts, policy, vocab), list(tables))
-    for name, costs in tables.items():
-        price(AUTO, replay(texts, Auto(costs, LARGEST), vocab), [name])
+    No text is begun after so many seconds; ValueError where that leaves fewer than two.
+    """
+    policies, begin = grid(), time.perf_counter()
+    settings: dict[str, TreePolicy] = {"plain": Static.empty(), LONGEST: Static.chain(max(CHAINS)), **policies}
+    settings |= {f"{AUTO} {name}": Auto(costs, LARGEST) for name, costs in tables.items()}
+    made = {setting: list[Generation]() for setting in settings}
+    pair.drafter.clear()
+    for text in texts:
+        for setting, generation in along(pair.drafter, text, settings, pair.target).items():
+            made[setting].append(generation)
+        if time.perf_counter() - begin > seconds:
+            break
+    if (count := len(made["plain"])) < FEWEST:
+        raise ValueError(f"only {count} text was written in {seconds:g} s: allow more seconds, or fewer tokens")
     prospects, first = dict[str, Prospect](), list[Generation]()
     for name, costs in tables.items():
-        best = min(policies, key=lambda setting, name=name: float(spent[name][setting].sum()))  # type: ignore[misc]
-        generations = replay(texts, policies[best], vocab)
-        first = first or generations
-        prospects[name] = _prospect(costs, best, spent[name], generations)
+        priced = {**{one: made[one] for one in ("plain", *policies)}, AUTO: made[f"{AUTO} {name}"]}
+        spent = {one: np.array([costs.of_all(text) for text in texts]) for one, texts in priced.items()}
+        best = min(policies, key=lambda setting, spent=spent: float(spent[setting].sum()))  # type: ignore[misc]
+        first = first or made[best]
+        prospects[name] = _prospect(costs, best, spent, made[best])
     steps = _whole_steps(first)
     depth = max((accepted for _, accepted in steps), default=0)
     counts = np.array([accepted for _, accepted in steps] or [0])
@@ -124,11 +128,11 @@ def weigh(pair: Pair, texts: Sequence[Recorded], tables: Mapping[str, Costs]) ->
         described(pair.drafter),
         prospects,
         [float((counts >= position).mean()) for position in range(1, depth + 1)],
-        _chain_shares(replay(texts, Static.chain(max(CHAINS)), vocab)),
+        _chain_shares(made[LONGEST]),
         [expected for expected, _ in steps],
         counts.tolist(),
-        len(texts),
-        sum(len(text.tokens) for text in texts),
+        count,
+        sum(len(text.tokens) for text in made["plain"]),
     )
 
 

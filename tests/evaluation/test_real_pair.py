@@ -8,15 +8,16 @@ import pytest
 from experiments.real_pair import __main__ as real_pair
 from experiments.real_pair import measure, sampled
 from experiments.real_pair import plots as real_pair_plots
-from experiments.real_pair.lockstep import Stored, Way, steps_along
 from experiments.real_pair.measure import lines
 from experiments.real_pair.questions import asked, in_rounds
 from experiments.real_pair.tables import Along, more, rate
+from experiments.real_pair.taken import Way, taken_of
 from opt_tree import Decoder, OptTree, Pair, Static, load_pair
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.sequoia import SequoiaTree
 from opt_tree.models.canonical import make_canonical
-from opt_tree.stop import ends_of
+from opt_tree.tools.along import along
+from opt_tree.tools.stored_text import written
 
 WAYS = {
     "threshold 0": Way(OptTree(40, 0)),
@@ -36,32 +37,20 @@ def pair(kernel: None) -> Pair:
     return pair
 
 
-@pytest.mark.parametrize("stops", [True, False])
-def test_steps_along_a_text_are_those_of_decoding(pair: Pair, stops: bool) -> None:
-    """Lengths, draft forwards, nodes and E(A), step by step, to a stop token and to the limit."""
-    prompt, stop = pair.encode("Why is the sky blue?"), pair.stop if stops else None
-    text = Decoder(pair.target, None, Static.empty()).generate(prompt, 40, stop=stop)
-    assert (len(text.tokens) < 40) is stops
-    found = steps_along(pair.drafter, Stored(prompt, text.tokens, 40, ends_of(stop)), WAYS)
-    assert found.keys() == WAYS.keys()
-    for name, (policy, temperature) in WAYS.items():
-        real = Decoder(pair.target, pair.drafter.calibrated(temperature), policy).generate(prompt, 40, stop=stop)
-        assert real.tokens == text.tokens
-        assert [one.emitted for one in found[name]] == real.accept_lengths, name
-        assert [one.expected for one in found[name]] == [step.expected_accepted for step in real.steps]
-        assert [one.nodes for one in found[name]] == [step.tree.nodes for step in real.steps]
-        # The first step's rows have the prompt in them.
-        assert [one.forwards for one in found[name][1:]] == [step.draft_forwards for step in real.steps[1:]]
-
-
-def test_a_text_that_another_target_wrote_takes_other_steps(pair: Pair) -> None:
-    """The text decides: one token changed, and a step ends before it."""
+def test_steps_are_kept_as_decoding_takes_them(pair: Pair) -> None:
+    """Lengths, draft forwards, nodes and E(A), step by step, by the drafter sharpened or not."""
     prompt = pair.encode("Why is the sky blue?")
-    tokens = Decoder(pair.target, None, Static.empty()).generate(prompt, 20, stop=None).tokens
-    ways = {"chain": Way(Static.chain(5))}
-    changed = [*tokens[:7], (tokens[7] + 1) % pair.target.vocab, *tokens[8:]]
-    steps = steps_along(pair.drafter, Stored(prompt, changed, 20, frozenset()), ways)["chain"]
-    assert 8 in {one.place + one.emitted for one in steps} and sum(one.emitted for one in steps) == 20
+    text = written(pair.target, prompt, 40, pair.stop)
+    for name, (policy, temperature) in WAYS.items():
+        drafter = pair.drafter.calibrated(temperature)
+        found = taken_of(text, along(drafter, text, {name: policy})[name])
+        real = Decoder(pair.target, drafter, policy).generate(prompt, 40, stop=pair.stop)
+        assert real.tokens == text.tokens
+        assert [one.emitted for one in found] == real.accept_lengths, name
+        assert [one.expected for one in found] == [step.expected_accepted for step in real.steps]
+        assert [one.nodes for one in found] == [step.tree.nodes for step in real.steps]
+        assert [one.forwards for one in found] == [step.draft_forwards for step in real.steps]
+        assert [one.place + one.emitted for one in found][-1] == len(text.tokens)
 
 
 def test_the_whole_command_goes_on_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture, kernel: None) -> None:

@@ -1,4 +1,4 @@
-"""What is advised, from recorded texts and given costs: no clock."""
+"""What is advised, from texts and given costs: no clock."""
 
 import dataclasses
 import json
@@ -8,13 +8,13 @@ import pytest
 
 import opt_tree
 from opt_tree import Decoder, OptTree, load_pair
-from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.tools import advising
 from opt_tree.tools.advising import break_even, grid, weigh
+from opt_tree.tools.along import along
 from opt_tree.tools.cost_files import read_costs
 from opt_tree.tools.display.advice import draw_advice
-from opt_tree.tools.recording import record, replay, seconds_of
+from opt_tree.tools.stored_text import written
 from opt_tree.training import advise as command
 
 CHEAP = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-4, draft_row=0)
@@ -29,7 +29,11 @@ def pair():
 
 @pytest.fixture(scope="module")
 def texts(pair):
-    return record(pair, [pair.encode(prompt) for prompt in PROMPTS], 16)
+    return [written(pair.target, pair.encode(prompt), 16, pair.stop) for prompt in PROMPTS]
+
+
+def walked(pair, texts, policy):
+    return [along(pair.drafter, text, {"it": policy}, pair.target)["it"] for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -51,28 +55,16 @@ def refused(pair, texts):
 def test_the_best_tree_is_that_of_the_cheapest_decoding(pair, texts, found):
     """The grid's seconds are those of decoding with each setting, steps priced by the same table."""
     few = {name: policy for name, policy in grid().items() if name in (found.here.best.name, "OptTree(2, 0.3)")}
-    plain = sum(seconds_of(one, CHEAP) for one in replay(texts, opt_tree.Static.empty(), pair.target.vocab))
+    plain = sum(CHEAP.of_all(one) for one in walked(pair, texts, opt_tree.Static.empty()))
     for name, policy in few.items():
         decoder = Decoder(pair.target, pair.drafter, policy)
         decoded = [decoder.generate(text.prompt, 16, stop=pair.stop) for text in texts]
         assert [one.tokens for one in decoded] == [text.tokens for text in texts]
-        assert plain / sum(seconds_of(one, CHEAP) for one in decoded) == pytest.approx(found.here.grid[name], rel=0.02)
+        assert plain / sum(map(CHEAP.of_all, decoded)) == pytest.approx(found.here.grid[name], rel=0.02)
     assert found.here.best.speed_up == max(rate for name, rate in found.here.grid.items() if name != "auto")
     assert found.use and found.verdict.startswith("Use it: with") and found.tokens == sum(len(t.tokens) for t in texts)
     assert found.here.best.low <= found.here.best.speed_up <= found.here.best.high
     assert found.prospects["dear"].best.speed_up < 1 and found.prospects["dear"].emitted < found.prospects["dear"].step
-
-
-def test_a_chain_is_replayed_as_it_decodes_where_the_drafter_is_unsure(pair):
-    """The target drafts for itself, flattened: a chain is accepted whole, further than trees of 32 nodes go."""
-    twin = load_pair("demo", dtype="float32").target
-    flat = dataclasses.replace(pair, drafter=model_drafter(twin).calibrated(4.0))
-    prompts = [pair.encode(PROMPTS[0])]
-    recorded = record(pair=flat, prompts=prompts, max_new_tokens=12)
-    (again,) = replay(recorded, opt_tree.Static.chain(8), pair.target.vocab)
-    decoder = Decoder(flat.target, flat.drafter, opt_tree.Static.chain(8))
-    decoded = decoder.generate(prompts[0], 12, stop=pair.stop)
-    assert again.accept_lengths == decoded.accept_lengths and max(decoded.accept_lengths) >= 8
 
 
 def test_do_not_use_it_where_its_layers_cost_more_than_they_bring(refused):
@@ -94,18 +86,18 @@ def test_break_even_is_where_the_best_chain_is_as_fast_as_plain_decoding():
     assert break_even(Costs.straight(1.0, 1.0, 0.0, 1.5, 0.0)) is None
 
 
-def test_what_a_replay_costs(pair, texts):
+def test_what_a_walk_costs(pair, texts):
     """The root reads two tokens, each layer of a chain one more; every step is paid behind the text so far."""
-    (plainly,) = replay(texts[:1], opt_tree.Static.empty(), pair.target.vocab)
+    (plainly,) = walked(pair, texts[:1], opt_tree.Static.empty())
     contexts = len(plainly.prompt) + np.arange(len(plainly.tokens))
     growing = Costs.straight(plain=1.0, step=1.0, row=0.0, layer=0.0, draft_row=0.0, growth=0.5)
-    assert seconds_of(plainly, growing) == pytest.approx((1 + 0.5 * contexts).sum())
-    (chain,) = replay(texts[:1], opt_tree.Static.chain(3), pair.target.vocab)
+    assert growing.of_all(plainly) == pytest.approx((1 + 0.5 * contexts).sum())
+    (chain,) = walked(pair, texts[:1], opt_tree.Static.chain(3))
     assert (chain.steps[0].draft_forwards, chain.steps[0].draft_tokens) == (3, 2 + 1 + 1)
 
 
 def test_accepted_by_position_is_counted(pair, texts, found):
-    generations = replay(texts, grid()[found.here.best.name], pair.target.vocab)
+    generations = walked(pair, texts, grid()[found.here.best.name])
     steps = [step.accepted for one in generations for step in one.steps[:-1]]
     assert found.accepted[0] == pytest.approx(np.mean([accepted >= 1 for accepted in steps]))
     assert sum(found.accepted) == pytest.approx(np.mean(steps)) == pytest.approx(np.mean(found.found))

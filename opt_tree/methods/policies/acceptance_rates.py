@@ -1,10 +1,8 @@
-"""Acceptance rates by rank and depth: fixed trees are computed from them, `evaluation.acceptance` measures them."""
+"""Acceptance rates by rank and depth: fixed trees are computed from them, `evaluation.compare` measures them."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 Rates = tuple[float, ...]
 
@@ -48,23 +46,8 @@ class AcceptanceRates:
         return rates[rank] if rank < len(rates) else 0.0
 
     def to_dict(self) -> dict[str, list]:
-        """For JSON; `load` reads it back."""
+        """For JSON."""
         return {"by_rank": list(self.by_rank), "by_depth": [list(rates) for rates in self.by_depth]}
-
-    @classmethod
-    def load(cls, path: str | Path, children: str = "TopK") -> "AcceptanceRates":
-        """Read what `evaluation.acceptance` wrote about siblings of this type.
-
-        Raises ValueError for a file of another kind or without that type, FileNotFoundError for none.
-        """
-        try:
-            rates = json.loads(Path(path).read_text())["rates"]
-            known = {kind: cls(tuple(r["by_rank"]), tuple(map(tuple, r["by_depth"]))) for kind, r in rates.items()}
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} holds no acceptance rates ({type(error).__name__}: {error})") from error
-        if children not in known:
-            raise ValueError(f"{path} has no rates of {children} children, only of {', '.join(known) or 'none'}")
-        return known[children]
 
 
 HALVING = AcceptanceRates(tuple(0.5 ** (rank + 1) for rank in range(10)))

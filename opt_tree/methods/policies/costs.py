@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 from jaxtyping import Float
 
+from opt_tree.generation import Generation
 from opt_tree.step import Step
 
 Curve = tuple[tuple[int, float], ...]
@@ -146,6 +147,14 @@ class Costs:
         """Modelled seconds of a step that is over; tables draft a layer without a forward, or are asked for nothing."""
         layers = max(step.draft_forwards, *step.tree.depths.tolist(), min(step.policy.max_depth, 1))
         return self.score(len(step.tree)) + self.draft(layers, max(step.draft_tokens - CATCHING_UP, 0))
+
+    def of_all(self, generation: Generation) -> float:
+        """Modelled seconds of all steps of a generation, each behind the text so far."""
+        total, context = 0.0, len(generation.prompt)
+        for step, emitted in zip(generation.steps, generation.accept_lengths, strict=True):
+            total += self.at(context).of(step)
+            context += emitted
+        return total
 
 
 def _check(name: str, curve: Curve) -> None:

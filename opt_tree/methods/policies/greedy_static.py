@@ -34,10 +34,7 @@ def greedy_static_tree(rates: AcceptanceRates, nodes: int, depth: int | None = N
     >>> greedy_static_tree(AcceptanceRates((0.6, 0.3, 0.1)), 5).paths
     ((0,), (0, 0), (1,), (0, 0, 0), (0, 1))
 
-    Measured rates, and the tree of EAGLE-1's size for them:
-
-        rates = AcceptanceRates.load("acceptance.json")
-        Decoder(pair.target, pair.drafter, greedy_static_tree(rates, 25, depth=5))
+    `python -m evaluation.compare --policies medusa` measures rates, and draws these trees.
     """
     check_sizes(nodes=nodes, **({} if depth is None else {"depth": depth}))
     deepest = inf if depth is None else depth

@@ -44,7 +44,7 @@ class SequoiaTree(TreePolicy):
     >>> round(tree.value, 2)
     2.62
 
-    Measured rates: `SequoiaTree(AcceptanceRates.load("acceptance.json"), nodes=60, depth=8)`.
+    `python -m evaluation.compare --policies sequoia` measures rates, and draws these trees.
     """
 
     acceptance: Rates | AcceptanceRates

@@ -18,11 +18,12 @@ import numpy as np
 from opt_tree.errors import require
 from opt_tree.generation import Generation
 from opt_tree.step import Step
+from opt_tree.tools.beside import Beside
 from opt_tree.tools.ceiling import Ceiling
-from opt_tree.tools.counterfactual import Beside, follow
 from opt_tree.tools.display.page import STYLE, answer_spans, asked, summary, table
 from opt_tree.tools.display.transcripts import Texts, token_label
 from opt_tree.tools.display.trees import children_of, escape, lines_of
+from opt_tree.tools.stored_text import follow
 from opt_tree.tree import Tree
 
 _HERE = Path(__file__).parent

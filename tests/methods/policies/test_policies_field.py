@@ -1,11 +1,9 @@
 """The field's deterministic trees: each by its paper's rule written out plainly, the fixed ones against brute force."""
 
 import doctest
-import json
 from collections.abc import Iterator
 from functools import cache
 from math import log
-from pathlib import Path
 
 import pytest
 from asking import draft
@@ -244,18 +242,3 @@ def test_sequoia_of_rates_that_are_all_zero_is_the_empty_tree() -> None:
     assert policy.paths == () and policy.value == 1 and isinstance(policy.children, TopK)
     target = TableTarget(hashed_laws(0, 12), 12)
     assert Decoder(target, None, policy).generate(CONTEXT, 4).accept_lengths == [1] * 4
-
-
-def test_rates_are_read_by_kind_of_children(tmp_path: Path) -> None:
-    file = tmp_path / "acceptance.json"
-    rates = AcceptanceRates((0.6, 0.2), ((0.7, 0.1), (0.5, 0.3)))
-    file.write_text(json.dumps({"drafter": "any", "rates": {"TopK": rates.to_dict()}}))
-    assert AcceptanceRates.load(file) == rates
-    with pytest.raises(ValueError, match=r"no rates of IID children, only of TopK"):
-        AcceptanceRates.load(file, "IID")
-    for broken in ("[1]", "{", '{"rates": {"TopK": [0.5]}}', '{"rates": {"TopK": {"by_rank": [0.5]}}}'):
-        file.write_text(broken)
-        with pytest.raises(ValueError, match=str(file)):
-            AcceptanceRates.load(file)
-    with pytest.raises(FileNotFoundError):
-        AcceptanceRates.load(tmp_path / "absent.json")

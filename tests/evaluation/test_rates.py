@@ -1,20 +1,14 @@
-"""Acceptance rates: what is counted, on laws whose rates are known, and the command that measures a pair."""
+"""Acceptance rates: what is counted, on laws whose rates are known."""
 
-import json
 from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import pytest
 from table_models import Laws, TableDrafter, TableTarget
-from tiny_models import save_pair
 
-from evaluation import acceptance
-from evaluation.acceptance import KINDS, Counts, measuring_tree
+from evaluation.compare.rates import KINDS, Counts, measuring_tree
 from opt_tree import Decoder, Generation, Sampling, Stop, TreePolicy, Verifier, match
-from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
-from opt_tree.methods.policies.greedy_static import greedy_static_tree
 from opt_tree.methods.policies.sequoia import SequoiaTree
 
 CONTEXT = [1, 2]
@@ -127,60 +121,3 @@ def test_trees_of_measured_rates_keep_their_promise() -> None:
     assert np.mean(whole) == pytest.approx(tree.value, abs=4 * np.std(whole) / len(whole) ** 0.5 + 0.05)
     # The target likes the drafter's last rank best: that no tree of seven nodes leaves out the first three ranks.
     assert [(rank,) in tree.paths for rank in range(4)] == [True] * 4
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny target, its drafter, and four prompts."""
-    root = save_pair(tmp_path_factory.mktemp("pair"))
-    prompts = ("aabbcc", "hcgafb", "aaabac", "cbcacb")
-    (root / "prompts.jsonl").write_text("".join(json.dumps({"question": text}) + "\n" for text in prompts))
-    return root
-
-
-def command(folder: Path, *more: str) -> int:
-    files = (
-        f"--base-model-path {folder}/target --draft-model-path {folder}/draft --question-file {folder}/prompts.jsonl"
-    )
-    sizes = f"--max-new-tokens 40 --width 4 --depth 2 --least-trials 5 --output {folder}/acceptance.json"
-    return acceptance.main([*f"{files} {sizes} --dtype float64 --device cpu".split(), *more])
-
-
-def test_the_command_writes_what_trees_load(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(folder, "--temperature", "0.7", "--children", "TopK,WithoutReplacement,IID") == 0
-    printed = capsys.readouterr().out
-    document = json.loads((folder / "acceptance.json").read_text())
-    assert f"written: {folder}/acceptance.json" in printed
-    assert document["questions"]["ids"] == [0, 1, 2, 3] and document["temperature"] == 0.7
-    for kind in KINDS:
-        rates = AcceptanceRates.load(folder / "acceptance.json", kind)
-        tried, accepted = np.array(document["tried"][kind]), np.array(document["accepted"][kind])
-        assert rates.by_rank == pytest.approx(accepted.sum(0) / tried.sum(0))
-        assert f"{rates.by_rank[0]:.3f}" in printed
-        assert greedy_static_tree(rates, 6, 2).nodes == len(SequoiaTree(rates.by_rank, 6, 3).paths) == 6
-    assert tried.sum(0)[0] > 40
-
-
-def test_at_temperature_0_the_rates_are_those_of_the_targets_argmax(folder: Path) -> None:
-    assert command(folder) == 0
-    rates = AcceptanceRates.load(folder / "acceptance.json").by_rank
-    assert list(rates) == sorted(rates, reverse=True) and rates[0] > 0.3 and sum(rates) <= 1
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--children", "TopK,Beam"], "unknown children Beam"),
-        (["--width", "0"], "--width must be at least 1, got 0"),
-        (["--width", "99999"], "--width 99999 times --depth 2 must be at most 4096"),
-        (["--least-trials", "100000"], "fewer than 100000"),
-        (["--question-file", "absent.jsonl"], "absent.jsonl"),
-        (["--output", "/dev/null/a.json"], "/dev/null"),
-        (["--temperature", "-1"], "temperature must be 0"),
-        (["--question-begin", "9"], "no questions left"),
-    ],
-)
-def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], named: str) -> None:
-    assert command(folder, *more) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ") and named in error
