@@ -14,9 +14,11 @@ if __name__ == "__main__":
 
 import dataclasses
 import os
+import time
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -58,13 +60,16 @@ CODE = (
 )
 """For a model that writes code."""
 TIME_LIMIT = 35.0  # seconds after which the comparison begins no further prompt: a demo is to take less than a minute
+ANSWER_LIMIT = 10.0  # seconds that an answer of the comparison may take, at the pace of the one that was shown
 
 
 def run(options: Options) -> None:
     """Load, stream one answer, compare, print the table, write the page."""
     no_bars_in_logs(wanted=options.base_model_path != "demo")  # the embedded models load in a blink
     device = torch.device(options.check_device())
+    began = time.perf_counter()
     pair = load(options, str(device), options.bare)
+    loading = time.perf_counter() - began
     assistant = load_assistant(options, options.assistant, pair)
     if not (options.compile or options.eager or options.unpacked):
         pair.compile(make=False)
@@ -77,13 +82,20 @@ def run(options: Options) -> None:
         "models": describe_models(options, pair),
         "forwards": describe_forwards(options, pair),
         "machine": describe_machine(place, device),
+        "loaded": f"in {loading:.0f} s; this process has {psutil.Process().memory_info().rss / 1e9:.1f} GB of memory",
     }
     decoder, policy = make_decoder(options, pair)
     print(facts["models"], f"forwards: {facts['forwards']}", facts["machine"], sep="\n")
+    print(f"loaded {facts['loaded']}")
     print(f"{policy}, {describe_sampling(options.sampling)}", f"\n> {texts[0]}\n", sep="\n")
     first, ceilings = stream(decoder, pair, prompts[0], options)
     ways = methods(decoder, pair, options, assistant)
-    timings = interleave(ways, prompts, options.max_new_tokens, options.rounds, TIME_LIMIT, options.seed)
+    length = affordable(first.generation if isinstance(first, Beside) else first, options.max_new_tokens)
+    if length < options.max_new_tokens:
+        print(
+            f"compared below: answers of {length} tokens at most, since {options.max_new_tokens} would take long here\n"
+        )
+    timings = interleave(ways, prompts, length, options.rounds, TIME_LIMIT, options.seed)
     differences = different_texts(timings, pair, prompts, options.sampling, options.seed)
     print(table(timings, differences, options.sampling))
     print(*notes(timings, pair, differences, options.sampling), sep="\n")
@@ -131,6 +143,11 @@ def stream(
         "seed": options.seed,
     }
     return generate_beside(watched, others, prompt, options.max_new_tokens, **given), watch.found
+
+
+def affordable(shown: Generation, wanted: int) -> int:
+    """How many new tokens an answer of the comparison may have, to take `ANSWER_LIMIT` seconds; 16 at least."""
+    return min(wanted, max(int(ANSWER_LIMIT * len(shown.tokens) / shown.seconds), 16))
 
 
 def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTrainedModel | None) -> dict[str, Method]:

