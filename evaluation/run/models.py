@@ -154,7 +154,7 @@ def make_method(
     given = name == "opt" and policy is not None
     decoder = Decoder(pair.target, pair.drafter, policy) if given else _decoder(name, options, pair)
     if options.ceiling and name != "plain":
-        decoder = Decoder(pair.target, decoder.drafter, Ceilings(decoder.policy, sampling))
+        decoder = Decoder(pair.target, decoder.drafter, Ceilings(decoder.policy, sampling), decoder.verifier)
     return InLoop(decoder, sampling, prompter.stop)
 
 
