@@ -7,7 +7,6 @@ Whatever a `TensorStep` does not carry takes the host's step, and `taken` says h
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.backends.device_step import Asked, Judged, TensorStep
-from opt_tree.backends.tensor_pool import Growth
+from opt_tree.backends.tensor_growth import Growth
 from opt_tree.cache import KVCache
 from opt_tree.decode import Run, next_step, prefill
 from opt_tree.decoder import Decoder

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.backend import Inputs, Mask
-from opt_tree.backends.tensor_pool import Growth, TensorPool
+from opt_tree.backends.tensor_growth import Growth
+from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
 from opt_tree.draft_model import OfModel
 from opt_tree.masks import chunked, windowed
 from opt_tree.model import Model, Pending
@@ -84,7 +85,7 @@ class TensorStep:
             raise ValueError(f"a step catches up with 1 to {self.catching_up} rows of the drafter, got {rows}")
         target, drafting = self.target, _Drafting(self, asked)
         pool = drafting.grow(asked)
-        tree = tree_of(pool, self.growth, asked.limit)
+        tree = tree_of(pool, self.growth.select(pool), asked.limit)
         output = self._score(tree, drafting.before)
         choice = choose(output.logits, tree.depths)
         path, count = tree.walk(choice, asked.limit)
@@ -97,7 +98,7 @@ class TensorStep:
         (told,) = fetch(torch.cat([*tree.told(), path, count[None], choice[path[-1:]]]))
         return self._told(told, tree, output, path)
 
-    def _score(self, tree: "TensorTree", before: Int[Tensor, ""]) -> Output:
+    def _score(self, tree: TensorTree, before: Int[Tensor, ""]) -> Output:
         """Score the tree behind the target's context of `before` tokens."""
         target = self.target
         target.cache.truncate(target.length)
@@ -107,7 +108,7 @@ class TensorStep:
         places = columns.index_copy(0, before + own, before + tree.depths)
         return forward_of(target, Rows(tree.tokens, before + tree.depths, before + own, mask, places))
 
-    def _told(self, told: np.ndarray, tree: "TensorTree", output: Output, path: Int[Tensor, " path"]) -> Judged:
+    def _told(self, told: np.ndarray, tree: TensorTree, output: Output, path: Int[Tensor, " path"]) -> Judged:
         """Make a tree and a verdict of what was read, and tell both models which of their rows are kept."""
         judged, verdict = tree.read(told)
         count = int(verdict[-2])
@@ -180,64 +181,6 @@ class _Drafting:
         mask = (self.columns < self.behind).repeat(width, 1).index_copy(1, at, self.seen)
         features = next((states[above] for states in last.features.values()), None)
         return forward_of(self.lm, Rows(tokens, positions, at[first:], mask, self.key_positions, features))
-
-
-class TensorTree(NamedTuple):
-    """A tree on the device; rows that are not in it stand behind those that are."""
-
-    tokens: Int[Tensor, " rows"]
-    parents: Int[Tensor, " rows"]
-    """Rows of the tree; the root's own is 0."""
-    depths: Int[Tensor, " rows"]
-    sees: Bool[Tensor, "rows rows"]
-    valid: Bool[Tensor, " rows"]
-    draft_rows: Int[Tensor, " rows"]
-    paths: Float[Tensor, " rows"]
-    slots: Int[Tensor, " rows"]
-    """Of expanded nodes, their rows in the drafter's cache behind the root's."""
-
-    def told(self) -> list[Int[Tensor, " rows"]]:
-        """What the host reads: tokens, parents, draft rows, the bits of path log-probabilities, which rows are there."""
-        return [self.tokens, self.parents, self.draft_rows, self.paths.view(torch.int64), self.valid.long()]
-
-    def read(self, told: Int[np.ndarray, " numbers"]) -> tuple[Tree, Int[np.ndarray, " rest"]]:
-        """The tree, and what was read behind `told`."""
-        rows = len(self.tokens)
-        tokens, parents, numbers, paths, valid = told[: 5 * rows].reshape(5, rows)
-        there = int(valid.sum())
-        parents = np.append(-1, parents[1:there])
-        return Tree(tokens[:there], parents, paths[:there].view(np.float64), numbers[:there]), told[5 * rows :]
-
-    def walk(self, choice: Int[Tensor, " rows"], limit: int) -> tuple[Int[Tensor, " path"], Int[Tensor, ""]]:
-        """Follow the target's choices from the root: rows of the path, its last row over and over; drafted ones of it.
-
-        Siblings are distinct, so that one of them at most is the choice.
-        """
-        own = torch.arange(len(self.tokens), device=self.tokens.device)
-        agrees = (self.tokens == choice[self.parents]) | (own == 0)
-        accepted = self.valid & ~(self.sees & ~agrees).any(1)
-        leaf = torch.where(accepted, self.depths, -1).argmax()
-        above, count = self.sees[leaf], self.depths[leaf]
-        places = torch.where(above, self.depths, limit + 1)
-        path = torch.zeros(limit + 2, dtype=torch.long, device=own.device).scatter(0, places, own)[:-1]
-        return torch.where(torch.arange(limit + 1, device=own.device) <= count, path, leaf), count
-
-
-def tree_of(pool: TensorPool, growth: Growth, limit: int) -> TensorTree:
-    """The tree that a policy selects of a pool."""
-    rows, valid = growth.select(pool)
-    count, size = len(rows), len(pool.tokens)
-    own = torch.arange(count, device=pool.device)
-    place = torch.zeros(size + 1, dtype=torch.long, device=pool.device).scatter(0, torch.where(valid, rows, size), own)
-    parents = torch.where(valid, place[pool.parents[rows]], 0)
-    sees = torch.eye(count, dtype=torch.bool, device=pool.device)
-    jump, reach = parents, 1
-    while reach <= limit:  # of each row as many ancestors as `reach` are seen, then twice as many
-        sees, jump, reach = sees | sees[jump], jump[jump], 2 * reach
-    sees = torch.where(valid[:, None], sees, own[:, None] == own)
-    depths = torch.where(valid, pool.depths[rows], 0)
-    found = pool.tokens[rows], parents, depths, sees, valid
-    return TensorTree(*found, pool.draft_rows[rows], pool.paths[rows], pool.slot_of[rows])
 
 
 class Rows(NamedTuple):

@@ -1,7 +1,7 @@
 """Steps that stay on the device: which drafters and policies there are tensors for."""
 
 from opt_tree.backends.device_decoder import DeviceDecoder
-from opt_tree.backends.tensor_pool import Beam, Best, Fixed, Growth
+from opt_tree.backends.tensor_growth import Beam, Best, Fixed, Growth
 from opt_tree.children import TopK
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter, OfModel

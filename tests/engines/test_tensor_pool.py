@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.answers import LogProbs
-from opt_tree.backends.device_step import tree_of
-from opt_tree.backends.tensor_pool import Fixed, Growth, TensorPool, first_best
+from opt_tree.backends.tensor_growth import Fixed, Growth, first_best
+from opt_tree.backends.tensor_pool import TensorPool, tree_of
 from opt_tree.draft_model import OfModel
 from opt_tree.drafter import Drafter
 from opt_tree.grow import grow, run
@@ -77,7 +77,7 @@ def on_tensors(policy: TreePolicy, law: Law, limit: int, ends: frozenset[int] = 
         paths = [(*paths[row], token) for row, token in zip(above.tolist(), tokens.tolist(), strict=True)]
         assert pool.slots <= growth.room(limit) and len(paths) <= growth.widest
     pool.close()
-    tree = tree_of(pool, growth, limit)
+    tree = tree_of(pool, growth.select(pool), limit)
     told = torch.cat([*tree.told(), torch.tensor([7])]).numpy()
     found_tree, rest = tree.read(told)
     assert rest.tolist() == [7] and len(tree.tokens) <= 1 + growth.nodes
