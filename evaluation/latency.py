@@ -23,6 +23,7 @@ class Options(Asked):
     lanes: str | None = option(None, "comma list: so many questions side by side")
     thresholds: str = option("0.2", "comma list, each tried at each budget")
     max_new_tokens: int = option(96, "new tokens a question, at most", least=1)
+    on_device: bool = option(False, "each tree also by steps that the host reads once (docs/device_step.md)")
     assistant: str | None = option(
         None, "causal LM that assists transformers; by default the draft model, or the embedded one"
     )
@@ -31,6 +32,8 @@ class Options(Asked):
         super().__post_init__()
         if self.lanes and min(whole_numbers(self.lanes, MOST_LANES)) < 1:
             raise ValueError(f"--lanes must be at least 1 each, got {self.lanes}")
+        if self.lanes and self.on_device:
+            raise ValueError("--lanes decodes side by side, which takes the host's steps: leave out --on-device")
 
 
 main = main_of("evaluation.latency", Options, __doc__, "evaluation.latency:run")
@@ -55,6 +58,7 @@ from evaluation.run.options import AUTO
 from evaluation.timing import Method, Timings, contested, environment, interleave, step_figures
 from opt_tree import Decoder, Generation, OptTree, Pair, Step, TreePolicy, generate_batch
 from opt_tree.policy import MOST_NODES
+from opt_tree.tools.on_device import on_device
 from opt_tree.tools.presets import plain
 from opt_tree.tools.step_costs import auto
 
@@ -72,7 +76,8 @@ def run(options: Options) -> dict[str, Any]:
         rows = in_lanes(pair, trees, prompts, options.max_new_tokens, whole_numbers(options.lanes))
     else:
         others = transformers_methods(pair, load_assistant(options, options.assistant, pair))
-        methods = methods_of(pair, trees) | {name: others[name] for name in BASELINES if name in others}
+        methods = methods_of(pair, trees, options.on_device)
+        methods |= {name: others[name] for name in BASELINES if name in others}
         if options.compile and pair.target.device.type == "cuda":  # a graph is captured when its shape first comes
             for prompt, method in itertools.product(prompts, methods.values()):
                 method(prompt, options.max_new_tokens, 0)
@@ -101,9 +106,17 @@ def trees_of(options: Options, pair: Pair) -> Trees:
     return trees | ({AUTO: auto(pair.target, pair.drafter)} if AUTO in budgets else {})
 
 
-def methods_of(pair: Pair, trees: Trees) -> dict[str, Method]:
-    """The loop with every tree and, as `plain`, without one; a drafter learns nothing from prompt to prompt."""
+def methods_of(pair: Pair, trees: Trees, twice: bool = False) -> dict[str, Method]:
+    """The loop with every tree and, as `plain`, without one; a drafter learns nothing from prompt to prompt.
+
+    `twice`: every fixed tree by steps on the device, too. ValueError where there are none.
+    """
     decoders = {name: Decoder(pair.target, pair.drafter, tree) for name, tree in trees.items()}
+    if twice:
+        fixed = {name: on_device(decoder) for name, decoder in decoders.items() if name != AUTO}
+        if why := next((one.why for one in fixed.values() if one.why), None):
+            raise ValueError(f"--on-device: {why}")
+        decoders |= {f"{name}, on the device": decoder for name, decoder in fixed.items()}
     decoders["plain"] = plain(pair.target)
     return {name: InLoop(decoder, stop=pair.stop, forget=True) for name, decoder in decoders.items()}
 

@@ -41,6 +41,18 @@ def test_lanes_are_compared_with_transformers_padded_batch(folder: Path, capsys:
     assert latency.main(["--lanes", "0"]) == 2
 
 
+def test_trees_by_steps_on_the_device_have_lines_of_their_own(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    assert decode(folder, "--nodes 4 --on-device") == 0
+    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
+    host, device = rows["OPT-Tree 4/0.2"], rows["OPT-Tree 4/0.2, on the device"]
+    assert device["same text"] == "3/3" and device["tokens/step"] == host["tokens/step"]
+    assert decode(folder, "--nodes 4 --on-device --lanes 2") == 2
+    assert "leave out --on-device" in capsys.readouterr().err
+    models = f"--base-model-path {folder}/target --drafter ngram --question-file {folder}/q.jsonl"
+    assert latency.main(f"{models} --max-new-tokens 5 --dtype float64 --device cpu --nodes 4 --on-device".split()) == 2
+    assert "NGramDrafter drafts on the host" in capsys.readouterr().err
+
+
 # Auto beside a grid.
 
 

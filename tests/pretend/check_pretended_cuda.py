@@ -28,11 +28,12 @@ from opt_tree.models.compiling import captured_shapes, compile_forwards, warm_up
 from opt_tree.opt import OptTree
 from opt_tree.sampling import Sampling
 from opt_tree.tools import step_costs
+from opt_tree.tools.on_device import on_device
 from opt_tree.tools.presets import PRESETS, plain
 from opt_tree.tools.step_costs import auto
 from pretend import graphs, waits
 from pretend.device import logged
-from pretend.waits import DRAFTERS, counted, measure, pair_with
+from pretend.waits import DRAFTERS, counted, measure, measure_on_device, pair_with
 
 BUCKETS = Buckets((1, 8, 32), (64, 128))
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
@@ -105,6 +106,21 @@ def test_every_drafter_waits_once_a_layer_and_once_a_step(name):
 def test_a_sampled_verdict_is_read_once_as_well(name):
     found = measure(pair_with(DRAFTERS[name]), DRAWN)
     assert found.waits <= found.layers + 2
+
+
+@pytest.mark.parametrize("name, sampling", [*((name, Sampling()) for name in waits.ON_DEVICE), ("lm", DRAWN)])
+def test_a_step_on_the_device_is_read_once_and_sent_twice_at_most(name, sampling):
+    found = measure_on_device(pair_with(DRAFTERS[name]), sampling)
+    assert found.waits == 1 and found.uploads <= 2
+
+
+@pytest.mark.parametrize("kind", ["draft", "eagle"])
+@pytest.mark.parametrize("compiled, sampling", [(False, Sampling()), (True, DRAWN)], ids=["eager", "captured"])
+def test_steps_on_the_device_are_those_of_a_cpu(kind, compiled, sampling):
+    """Nothing of the host and the device is mixed, and no graph is read behind the next one's replay."""
+    device = on_device(captured(kind) if compiled else decoder("cuda", kind))
+    same(device.generate(prompt(20), 12, sampling), decoder("cpu", kind).generate(prompt(20), 12, sampling))
+    assert device.taken["device"] >= device.taken.total() - 1 > 0
 
 
 LAUNCHES = {"lm": 6, "eagle": 10}

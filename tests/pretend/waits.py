@@ -4,7 +4,8 @@
 
 On the pretended device, with the embedded models in float32, greedy, OPT-Tree of 60 nodes. A wait is a read by the host
 or an upload that blocks; each costs a round trip, during which the device has nothing to do. A launch is a kernel, a
-copy or the replay of a graph; captured, as `compile=True` makes the pair, a forward is one replay.
+copy or the replay of a graph; captured, as `compile=True` makes the pair, a forward is one replay. A second table has
+the steps that stay on the device (`opt_tree.tools.on_device`), of the drafters that can.
 """
 
 import sys
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 import opt_tree  # noqa: E402
 from opt_tree.models.compiling import compile_forwards  # noqa: E402
+from opt_tree.tools.on_device import on_device  # noqa: E402
 from opt_tree.tools.presets import plain  # noqa: E402
 from pretend import plugin  # noqa: E402, F401
 from pretend.device import Log, logged  # noqa: E402
@@ -27,6 +29,8 @@ DRAFTERS = {
     **{"copy": "copy:eagle:demo", "graft": "graft:1:eagle:demo+store:demo"},
     **{"rasd": "rasd:eagle:demo+store:demo"},
 }
+ON_DEVICE = ("lm", "eagle", "eagle3")
+"""Drafters whose steps can stay there."""
 STEPS = 4
 BUCKETS = opt_tree.Buckets((1, 8, 16, 32, 64), (512,))
 
@@ -66,6 +70,18 @@ def measure(pair: Any, sampling: Any = None) -> Waits:
     return Waits(layers, log.waits / STEPS, log.uploads.total() / STEPS, max(launches - verify, 0), verify)
 
 
+def measure_on_device(pair: Any, sampling: Any = None) -> Waits:
+    """Count over steps that stay on the device; all launches together, in the place of the draft's."""
+    sampling = sampling or opt_tree.Sampling()
+    prompt = pair.encode("Tell me a short story about a fox and a lantern.")
+    decoder = on_device(opt_tree.Decoder(pair.target, pair.drafter, opt_tree.OptTree(nodes=60, threshold=0.2)))
+    if pair.target.buckets:
+        counted(decoder, prompt, sampling)
+    layers, log = counted(decoder, prompt, sampling)
+    assert decoder.taken.keys() == {"device"}, decoder.taken
+    return Waits(layers, log.waits / STEPS, log.uploads.total() / STEPS, log.kernels.total() / STEPS, 0)
+
+
 def counted(decoder: Any, prompt: list[int], sampling: Any) -> tuple[float, Log]:
     """Return the draft forwards a step, and what happened, over some steps in the middle of a text."""
     steps = decoder.steps(prompt, 200, sampling, stop=None)
@@ -84,6 +100,12 @@ def main() -> None:
         numbers = [f"{number:.1f}" for number in found[:3]] + [
             f"{number:.0f}" for number in (*found[3:], *captured[3:])
         ]
+        print(f"| {name} | {' | '.join(numbers)} |", flush=True)
+    heads = ["on the device", "draft forwards", "waits", "uploads", "launches", "captured: launches"]
+    print(f"\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+    for name in [name for name in sys.argv[1:] or DRAFTERS if name in ON_DEVICE]:
+        found, captured = (measure_on_device(pair_with(DRAFTERS[name], kind)) for kind in (False, True))
+        numbers = [f"{number:.1f}" for number in found[:3]] + [f"{one.draft_launches:.0f}" for one in (found, captured)]
         print(f"| {name} | {' | '.join(numbers)} |", flush=True)
 
 

@@ -1,0 +1,216 @@
+"""A decoder whose steps stay on the device: the loop of `Decoder`, with `TensorStep` where a step can be one.
+
+Owns which steps those are, and what the loop gets of one: the same `Step`, and the same `Outcome` for the drafter.
+Whatever a `TensorStep` does not carry takes the host's step, and `taken` says how often and why.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.backends.device_step import Asked, Judged, TensorStep
+from opt_tree.backends.tensor_growth import Growth
+from opt_tree.cache import KVCache
+from opt_tree.decode import Run, next_step, prefill
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import OfModel
+from opt_tree.emitted import refusal, without_choice
+from opt_tree.generation import Generation
+from opt_tree.grow import Asking, tell_of_end
+from opt_tree.model import Model
+from opt_tree.step import Outcome, Step, StepTimes
+from opt_tree.stop import StopRule
+from opt_tree.target import Forward
+from opt_tree.tree import Tree, send
+from opt_tree.verify import greedy, match
+
+DEVICE = "device"
+"""In `DeviceDecoder.taken`: steps that stayed on the device."""
+
+
+class DeviceDecoder(Decoder):
+    """A decoder whose steps are functions of tensors, read once each (`opt_tree.tools.on_device` makes one).
+
+    Texts, trees and acceptance lengths are those of the decoder that it was made of, to rounding. Every layer has as
+    many rows as it may have, and every tree as many layers, whatever the numbers: `draft_forwards` and `draft_tokens`
+    of a `Step` count these. Of its times, `draft` is the launch of everything, `verify` the wait for the verdict.
+    """
+
+    def __init__(self, decoder: Decoder, growth: Growth | None, why: str | None = None) -> None:
+        """`growth`: how the policy's trees grow on tensors. `why`: a reason to take the host's steps instead."""
+        parts = decoder.target, decoder.drafter, decoder.policy, decoder.verifier
+        super().__init__(*parts, lossy=True)  # whoever made the decoder said so, or it is not
+        self.growth, self._why = growth, why
+        self.taken: Counter[str] = Counter()
+        """Of the last text: how many steps stayed on the device, and how many did not, by the reason."""
+        self._step: TensorStep | None = None
+        self._ends: tuple[Any, Tensor | None] = (), None
+
+    def __repr__(self) -> str:
+        where = self.why or f"on {self.target.device}"
+        return f"{super().__repr__()[:-1]}, steps: {where}>"
+
+    @property
+    def why(self) -> str | None:
+        """Why no step can stay on the device; None: they can, as far as the parts of the decoder tell."""
+        return self._why or _why_not(self.target, self.drafter)
+
+    def step(self, run: Run) -> Asking[Step]:
+        """Decode one step of a text, on the device if it can be."""
+        if not run.laps:
+            self.taken.clear()
+        reason = self._reason(run)
+        self.taken[reason or DEVICE] += 1
+        if reason is not None:
+            return (yield from next_step(run, self.policy))
+        run.check_alone()
+        drafter = cast(OfModel, run.drafter)
+        tell_of_end(run.target, drafter, len(run.context))
+        before, run.laps = (run.draft_work, run.target.work), []
+        run.lap()
+        tree, path, tokens = yield from self._decode(run, drafter)
+        run.lap()
+        drafting, scoring = run.draft_work - before[0], run.target.work - before[1]
+        begin, launched, judged, committed = run.laps
+        spent = launched - begin, judged - launched, committed - judged
+        times = StepTimes(*spent, drafting.seconds, scoring.seconds, run.prefill)
+        run.context.extend(tokens)
+        run.prefill = 0.0
+        return Step(tree, path, tokens, self.policy, drafting.forwards, drafting.tokens, times)
+
+    def _reason(self, run: Run) -> str | None:
+        """Why this step is the host's; None: it is not."""
+        if self.why is not None:
+            return self.why
+        if run.sampling.processors:
+            return "logits processors look at each row's history"
+        if (run.verify if run.sampling.greedy else self.policy.verifier or run.verify) not in (greedy, match):
+            return f"verifier {run.verify.__name__} judges on the host"
+        if run.layers < 1:
+            return "no room to draft"
+        return None
+
+    def _decode(self, run: Run, drafter: OfModel) -> Asking[tuple[Tree, list[int], list[int]]]:
+        """Emit the tokens of one step: `decode_step` on the device. The tree, the accepted path, the tokens."""
+        step = self._tensor_step()
+        forward = cast(Forward, drafter.root(run.context))
+        rows = len(forward.tokens)
+        if rows > step.catching_up:  # a text begins, or the host took steps
+            yield forward.part(0, rows - 1)
+            forward = forward.part(rows - 1, rows)
+        choose = _Own(run)
+        asked = Asked(forward, run.context[-1], min(self.policy.max_depth, run.layers), self._ends_of(run))
+        judged = step.run(asked, choose, run.lap)
+        run.lap()
+        tree, path = judged.tree, judged.path
+        tokens = [*tree.tokens[path[1:]].tolist(), judged.token]
+        self._check(run, judged, choose.scores[: len(tree)], tokens)
+        run.random.advance(len(tokens))
+        outcome = Outcome(tree, path, tokens, judged.features, judged.logits)
+        # The accepted nodes that were drafted below are the first rows behind the drafter's context.
+        numbers = np.full(len(tree), -1)
+        numbers[path] = np.where(tree.draft_rows[path] >= 0, np.arange(len(path)), -1)
+        drafter.accept(outcome.numbered(numbers))
+        return tree, path, tokens
+
+    def _check(self, run: Run, judged: Judged, scores: Float[Tensor, "rows vocab"], tokens: list[int]) -> None:
+        """Refuse tokens that have no probability, and keep those that somebody asked for, as the host's step does."""
+        row = without_choice(scores, zip(judged.path, tokens, strict=True), run.sampling.greedy)
+        if row is not None:
+            raise refusal(run.sampling, judged.logits, judged.tree, run.history, row)
+        if run.recorder is not None:
+            run.recorder.add(judged.logits, scores, judged.path, tokens)
+
+    def _tensor_step(self) -> TensorStep:
+        """The step of the models that there are now: a copy of a decoder has others."""
+        target, drafter = cast(Model, self.target), cast(OfModel, self.drafter)
+        if self._step is None or (self._step.target, self._step.drafter) != (target, drafter):
+            assert self.growth is not None
+            self._step = TensorStep(target, drafter, self.growth, self.policy.max_depth)
+        return self._step
+
+    def _ends_of(self, run: Run) -> Tensor | None:
+        """A mark for each token at which the text ends, on the device; None: it ends at none."""
+        if self._ends[0] != run.ends:
+            marks = np.zeros(self.target.vocab, dtype=bool)
+            marks[[token for token in run.ends if 0 <= token < len(marks)]] = True
+            self._ends = run.ends, send(marks, self.target.device) if marks.any() else None
+        return self._ends[1]
+
+    # The loops of `Decoder`, whose steps are `self.step`.
+
+    def _answer(self, run: Run, max_new_tokens: int, stop: StopRule | None, streamer: Any) -> Asking[Generation]:
+        begin, context = time.perf_counter(), list(run.context)
+        if streamer is not None:
+            streamer.put(torch.tensor([context]))
+        tokens: list[int] = []
+        steps, lengths, reason = [], [], None
+        yield from prefill(run, self.policy)
+        while reason is None and len(run.context) < run.end:
+            step, before = (yield from self.step(run)), len(tokens)
+            for token in step.tokens:
+                tokens.append(token)
+                reason = stop(tokens) if stop is not None else None
+                if reason is not None:
+                    break
+            steps.append(step)
+            lengths.append(len(tokens) - before)
+            if streamer is not None:
+                streamer.put(torch.tensor(tokens[before:]))
+        if reason is None:
+            reason = "length" if len(tokens) == max_new_tokens else "context"
+        told = (None, None) if run.recorder is None else run.recorder.told(len(tokens))
+        seconds = time.perf_counter() - begin
+        return Generation(context, tokens, reason, steps, lengths, seconds, self.lanes, run.kept, *told)
+
+    def _in_turns(self, run: Run, stop: StopRule | None) -> Iterator[Step]:
+        tokens: list[int] = []
+        self.compute(prefill(run, self.policy))
+        while len(run.context) < run.end:
+            step = self.compute(self.step(run))
+            yield step
+            for token in step.tokens:
+                tokens.append(token)
+                if stop is not None and stop(tokens) is not None:
+                    return
+
+
+class _Own:
+    """The target's own token at every row of a tree: its argmax, or the draw of `match`."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.scores: Tensor = torch.zeros(0)
+        """The processed logits of the rows that it was asked about."""
+
+    def __call__(self, logits: Float[Tensor, "rows vocab"], depths: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        rows = len(logits)
+        # Nothing that is carried looks at the tree: it only says how many rows there are.
+        shape = Tree.of([0] * rows, [-1] + [0] * (rows - 1))
+        self.scores = self._run.sampling.process(logits, shape, self._run.history)
+        if self._run.sampling.greedy:
+            return self.scores.argmax(-1)
+        probs = self.scores.softmax(-1)
+        deepest = min(self._run.layers, rows - 1)
+        noise = self._run.random.noise(np.arange(deepest + 1), probs.shape[1], probs.device)
+        return (noise[depths] / probs).argmin(-1)
+
+
+def _why_not(target: Any, drafter: Any) -> str | None:
+    """Why the forwards of these cannot be those of a `TensorStep`; None: they can."""
+    if not isinstance(target, Model) or not isinstance(drafter, OfModel):
+        return "the target or the drafter is not one model with a cache"
+    for lm in (target, drafter.lm):
+        if type(lm.cache) is not KVCache:
+            return f"{lm.name} keeps its rows in a {type(lm.cache).__name__}"
+        if {shape.device for shape in lm.cache.shapes} != {target.device}:
+            return "the layers are on several devices"
+    if target.ranks is not None:
+        return f"{target.name} is spread over processes"
+    return None

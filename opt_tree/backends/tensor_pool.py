@@ -1,0 +1,166 @@
+"""A draft's candidates and its tree as tensors of fixed shape: what `CandidatePool` and `Tree` are on the host.
+
+Owns the integers of a draft that stays on its device. A layer has as many candidates as it may have; those that are not
+there have the path log-probability -inf, and so has everything below a node that is not drafted below. So a stop is no
+branch of the program: all that follows is -inf. Knows nothing of models and policies.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from opt_tree.tree import Tree
+
+
+class Children(NamedTuple):
+    """The candidates of one layer, in the order in which the host stores them; -inf: no candidate."""
+
+    paths: Float[Tensor, " children"]
+    """Log-probabilities of the paths from the root, in the dtype of the drafter's answer."""
+    columns: Int[Tensor, " children"]
+    rows: Int[Tensor, " children"]
+    """Rows of the frontier that they are children of."""
+
+
+class Expanded(NamedTuple):
+    """Which nodes of the newest layer are drafted below next."""
+
+    places: Int[Tensor, " frontier"]
+    """Places in the layer, rising."""
+    live: Bool[Tensor, " frontier"]
+    """Which of them are; the others are there for the shape alone."""
+
+
+class Selected(NamedTuple):
+    """The tree: pool rows, parents before children, those that are in it before those that are not."""
+
+    rows: Int[Tensor, " tree"]
+    valid: Bool[Tensor, " tree"]
+
+
+class TensorPool:
+    """The candidates of one step, row 0 the root, as a `CandidatePool` has them, and places for those that are not."""
+
+    def __init__(self, root: Int[Tensor, ""], ends: Bool[Tensor, " vocab"] | None = None) -> None:
+        """`ends`: the tokens at which the text ends; nothing below them goes into the tree."""
+        self.device, self.depth, self._ends = root.device, 0, ends
+        nothing = torch.zeros(1, dtype=torch.long, device=self.device)
+        no, nowhere = nothing.bool(), torch.zeros(1, dtype=torch.float64, device=self.device)
+        self._parts: list[list[Tensor]] = [[root[None]], [nothing], [nowhere], [no], [no], [nothing]]
+        self._sizes = [1]
+        self.rows, self.live, self._paths, self._over = nothing, ~no, nowhere, no
+        """Of the frontier: pool rows, whether they are there, path log-probabilities, what ends with them."""
+        self.slots = 0
+        """Rows of the frontiers so far, without the root."""
+
+    def above(self, dtype: torch.dtype) -> Float[Tensor, " frontier"]:
+        """Path log-probabilities of the frontier; -inf for rows that are not there."""
+        return torch.where(self.live, self._paths, -math.inf).to(dtype)
+
+    def add(self, children: Children, tokens: Int[Tensor, " children"]) -> Float[Tensor, " children"]:
+        """Store a layer; return its path log-probabilities."""
+        # A child never exceeds its parent, whatever the rounding.
+        paths = torch.minimum(children.paths.double(), self._paths[children.rows])
+        self.depth += 1
+        self._newest = tokens, children.rows, paths, self._over[children.rows]
+        none = torch.zeros_like(tokens)
+        layer = tokens, self.rows[children.rows], paths, self._newest[3], none.bool(), none
+        for part, more in zip(self._parts, layer, strict=True):
+            part.append(more)
+        self._sizes.append(len(tokens))
+        return paths
+
+    def expand(self, expanded: Expanded) -> tuple[Int[Tensor, " frontier"], Int[Tensor, " frontier"]]:
+        """Make some of the newest layer the frontier; return their tokens, and their parents' rows in the last one."""
+        places, live = expanded
+        tokens, rows, paths, over = (part[places] for part in self._newest)
+        marks = self._parts[4][-1].scatter(0, places, live)
+        slots = torch.arange(self.slots, self.slots + len(places), device=self.device)
+        self._parts[4][-1], self._parts[5][-1] = marks, self._parts[5][-1].scatter(0, places, slots)
+        self.slots += len(places)
+        self.rows, self.live, self._paths = sum(self._sizes[:-1]) + places, live, paths
+        self._over = over if self._ends is None else over | self._ends[tokens]
+        return tokens, rows
+
+    def close(self) -> None:
+        """All candidates are there: put the layers together."""
+        self.tokens, self.parents, self.paths, self.over, self.expanded, self.slot_of = map(torch.cat, self._parts)
+        layers = zip(self._sizes, range(len(self._sizes)), strict=True)
+        self.depths = torch.cat([torch.full((size,), depth, device=self.device) for size, depth in layers])
+        numbers = self.expanded.cumsum(0)
+        self.draft_rows = torch.where(self.expanded, numbers, -1)
+        self.draft_rows[:1] = 0
+
+    def best(self, nodes: int) -> Selected:
+        """The root and the n best candidates; of equal ones those that were stored first."""
+        return self.tree(self.paths.argsort(descending=True, stable=True)[: nodes + 1])
+
+    def tree(self, rows: Int[Tensor, " tree"]) -> Selected:
+        """Some rows as a tree: in the order of the pool, without what is no candidate and what is below an end."""
+        valid = (self.paths[rows] > -math.inf) & ~self.over[rows]
+        order = torch.where(valid, rows, len(self.paths) + rows).sort().values
+        valid = order < len(self.paths)
+        return Selected(torch.where(valid, order, 0), valid)
+
+
+class TensorTree(NamedTuple):
+    """A tree on the device; rows that are not in it stand behind those that are."""
+
+    tokens: Int[Tensor, " rows"]
+    parents: Int[Tensor, " rows"]
+    """Rows of the tree; the root's own is 0."""
+    depths: Int[Tensor, " rows"]
+    sees: Bool[Tensor, "rows rows"]
+    valid: Bool[Tensor, " rows"]
+    draft_rows: Int[Tensor, " rows"]
+    paths: Float[Tensor, " rows"]
+    slots: Int[Tensor, " rows"]
+    """Of expanded nodes, their rows in the drafter's cache behind the root's."""
+
+    def told(self) -> list[Int[Tensor, " rows"]]:
+        """What the host reads: tokens, parents, draft rows, bits of path log-probabilities, which rows are there."""
+        return [self.tokens, self.parents, self.draft_rows, self.paths.view(torch.int64), self.valid.long()]
+
+    def read(self, told: Int[np.ndarray, " numbers"]) -> tuple[Tree, Int[np.ndarray, " rest"]]:
+        """The tree, and what was read behind `told`."""
+        rows = len(self.tokens)
+        tokens, parents, numbers, paths, valid = told[: 5 * rows].reshape(5, rows)
+        there = int(valid.sum())
+        parents = np.append(-1, parents[1:there])
+        return Tree(tokens[:there], parents, paths[:there].view(np.float64), numbers[:there]), told[5 * rows :]
+
+    def walk(self, choice: Int[Tensor, " rows"], limit: int) -> tuple[Int[Tensor, " path"], Int[Tensor, ""]]:
+        """Follow the target's choices from the root: rows of the path, its last row over and over; drafted ones of it.
+
+        Siblings are distinct, so that one of them at most is the choice.
+        """
+        own = torch.arange(len(self.tokens), device=self.tokens.device)
+        agrees = (self.tokens == choice[self.parents]) | (own == 0)
+        accepted = self.valid & ~(self.sees & ~agrees).any(1)
+        leaf = torch.where(accepted, self.depths, -1).argmax()
+        # Indexing with one number would read it.
+        (above,), (count,) = self.sees.index_select(0, leaf[None]), self.depths.index_select(0, leaf[None])
+        places = torch.where(above, self.depths, limit + 1)
+        path = torch.zeros(limit + 2, dtype=torch.long, device=own.device).scatter(0, places, own)[:-1]
+        return torch.where(torch.arange(limit + 1, device=own.device) <= count, path, leaf), count
+
+
+def tree_of(pool: TensorPool, selected: Selected, limit: int) -> TensorTree:
+    """The tree of some rows of a pool, which has at most `limit` layers."""
+    rows, valid = selected
+    count, size = len(rows), len(pool.tokens)
+    own = torch.arange(count, device=pool.device)
+    place = torch.zeros(size + 1, dtype=torch.long, device=pool.device).scatter(0, torch.where(valid, rows, size), own)
+    parents = torch.where(valid, place[pool.parents[rows]], 0)
+    sees = torch.eye(count, dtype=torch.bool, device=pool.device)
+    jump, reach = parents, 1
+    while reach <= limit:  # of each row as many ancestors as `reach` are seen, then twice as many
+        sees, jump, reach = sees | sees[jump], jump[jump], 2 * reach
+    sees = torch.where(valid[:, None], sees, own[:, None] == own)
+    depths = torch.where(valid, pool.depths[rows], 0)
+    found = pool.tokens[rows], parents, depths, sees, valid
+    return TensorTree(*found, pool.draft_rows[rows], pool.paths[rows], pool.slot_of[rows])

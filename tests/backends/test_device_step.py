@@ -1,0 +1,347 @@
+"""A step that stays on the device is the host's: texts, trees and acceptance lengths, node by node."""
+
+import copy
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, CONTEXT, VOCAB, build, perturbed, prompt, tiny, tiny_drafter, tiny_head
+
+sys.path.append(str(Path(__file__).parents[1] / "drafters"))
+from test_eagle3 import KNOWN, tiny_head3
+
+from opt_tree import Buckets, Sampling, Stop, generate_batch
+from opt_tree.backends.device_decoder import DEVICE, DeviceDecoder
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.generation import Generation
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
+from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
+from opt_tree.methods.policies.dynamic_depth import DynamicDepth
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.static import Static
+from opt_tree.methods.policies.talon import Talon
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import ChainLM
+from opt_tree.opt import OptTree
+from opt_tree.tools.on_device import on_device
+
+OPT = OptTree(12, 0.1, 5)
+POLICIES = {
+    "opt": OPT,
+    "opt to the end": OptTree(20, 0.0, 4),
+    "eagle2": Eagle2(3, 3, 9),
+    "ddd": DynamicDepth(3, 4, 9, math.log(0.2), (1, 2, 3)),
+    "list": Static(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
+}
+DRAWN = Sampling(0.8, top_p=0.9)
+TEXT = prompt(9, seed=4) * 3
+NEW = 20
+
+
+def _trimmed(lm: CausalLM, target: CausalLM, **_: Any) -> TrimmedDrafter:
+    return TrimmedDrafter(CausalLM(copy.deepcopy(lm.model)), torch.arange(1, VOCAB, 2), target.vocab)
+
+
+DRAFTERS: dict[str, Callable[..., Any]] = {
+    "lm": lambda lm, target, **_: CausalLMDrafter(lm, target.vocab),
+    "lm, sharpened": lambda lm, target, **_: CausalLMDrafter(lm, target.vocab).calibrated(0.7),
+    "lm, trimmed": _trimmed,
+    "eagle": lambda lm, target, buckets=None: EagleDrafter(tiny_head(target.model), target, buckets),
+    "eagle, fewer tokens": lambda lm, target, **_: EagleDrafter(tiny_head(target.model), target, tokens=KNOWN),
+    "eagle3": lambda lm, target, **_: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 1)),
+}
+
+
+@functools.cache
+def network(architecture: str, dtype: torch.dtype, drafts: bool = False) -> Any:
+    return copy.deepcopy(tiny_drafter(architecture) if drafts else tiny(architecture)).to(dtype)
+
+
+def decoder_of(
+    drafter: str = "lm",
+    policy: Any = OPT,
+    architecture: str = "llama",
+    dtype: torch.dtype = torch.float64,
+    buckets: Buckets | None = None,
+) -> Decoder:
+    target = CausalLM(network(architecture, dtype), buckets)
+    lm = CausalLM(network(architecture, dtype, True), buckets)
+    return Decoder(target, DRAFTERS[drafter](lm, target, buckets=buckets), policy)
+
+
+def same(found: Generation, host: Generation, close: float = 1e-9) -> None:
+    """Raise AssertionError where a text, a tree or a verdict is another one."""
+    assert (found.tokens, found.finish_reason) == (host.tokens, host.finish_reason)
+    assert found.accept_lengths == host.accept_lengths and found.reused == host.reused
+    for mine, theirs in zip(found.steps, host.steps, strict=True):
+        for part in ("tokens", "parents", "draft_rows"):
+            assert getattr(mine.tree, part).tolist() == getattr(theirs.tree, part).tolist(), part
+        assert mine.tree.path_log_probs == pytest.approx(theirs.tree.path_log_probs, abs=close)
+        assert (mine.path, mine.tokens, mine.policy) == (theirs.path, theirs.tokens, theirs.policy)
+
+
+def compare(decoder: Decoder, text: list[int] = TEXT, new: int = NEW, **how: Any) -> tuple[Generation, DeviceDecoder]:
+    """The answer of both kinds of steps, which are to be the same; most are to be taken on the device."""
+    device = on_device(decoder)
+    found = device.generate(text, new, **how)
+    close = 1e-3 if decoder.target.dtype == torch.float32 else 1e-9
+    same(found, decoder.generate(text, new, **how), close)
+    assert device.taken[DEVICE] >= len(found.steps) - 1 > 0 and device.taken.total() == len(found.steps)
+    return found, device
+
+
+@pytest.mark.parametrize("drafter", sorted(DRAFTERS))
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_texts_and_trees_are_those_of_the_host(drafter, policy, dtype):
+    decoder = decoder_of(drafter, POLICIES[policy], dtype=dtype)
+    compare(decoder)
+    compare(decoder, sampling=DRAWN, seed=3)
+
+
+def test_the_pairs_above_show_something():
+    """Paths of several nodes, trees of several layers, and leaves that were and were not drafted below."""
+    lengths, last = set(), set()
+    for drafter, policy in itertools.product(("lm", "eagle"), POLICIES.values()):
+        for step in decoder_of(drafter, policy).generate(TEXT, NEW).steps:
+            lengths.add(step.accepted)
+            last.add(bool(step.tree.draft_rows[step.path[-1]] > 0))
+    assert {0, 1, 2, 3} <= lengths and last == {True, False}
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_architectures(architecture):
+    """Windows and chunks of 12 tokens, which the text outgrows; learned positions; experts."""
+    decoder = decoder_of(architecture=architecture)
+    found = on_device(decoder).generate(TEXT, NEW)
+    same(found, decoder.generate(TEXT, NEW), 1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3-window", "gpt2", "gemma3", "mistral"])
+def test_heads_of_other_architectures(architecture):
+    compare(decoder_of("eagle", architecture=architecture, dtype=torch.float64), sampling=DRAWN)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 40])
+@pytest.mark.parametrize("drafter", ["lm", "eagle"])
+def test_prompts_of_any_length(drafter, length):
+    compare(decoder_of(drafter), prompt(length, seed=length))
+
+
+@pytest.mark.parametrize("drafter", ["lm", "eagle"])
+@pytest.mark.parametrize("new", [1, 2, 3, 5, 8])
+def test_answers_of_any_length(drafter, new):
+    """The last trees have fewer layers; a last token without room for one is the host's step."""
+    decoder = decoder_of(drafter)
+    device = on_device(decoder)
+    same(device.generate(TEXT, new), decoder.generate(TEXT, new))
+    assert device.taken.keys() <= {DEVICE, "no room to draft"}
+
+
+@pytest.mark.parametrize("drafter", ["lm", "eagle"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt"])
+def test_the_end_of_the_context(drafter, architecture):
+    """Where positions are learned, none behind the last one is asked for."""
+    decoder = decoder_of(drafter, architecture=architecture)
+    text = prompt(CONTEXT - 12, seed=1)
+    found = on_device(decoder).generate(text, 100)
+    assert found.finish_reason == "context"
+    same(found, decoder.generate(text, 100))
+
+
+@pytest.mark.parametrize("drafter", ["lm", "eagle"])
+def test_the_cache_grows_in_the_middle_of_a_text(drafter):
+    """From 256 keys to 512: the storage moves."""
+    config = ARCHITECTURES["llama"]()
+    config.max_position_embeddings = 1024
+    model = build(config)
+    target, small = CausalLM(model), CausalLM(perturbed(model, 0.1))
+    made = CausalLMDrafter(small, VOCAB) if drafter == "lm" else EagleDrafter(tiny_head(model), target)
+    compare(Decoder(target, made, OPT), prompt(220), 60)
+
+
+@pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3"])
+@pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
+def test_a_text_that_ends_at_a_token(drafter, sampling):
+    """Also where the end is a node of the path, and where it is drafted and not reached."""
+    decoder = decoder_of(drafter, OptTree(20, 0.0, 4))
+    whole = decoder.generate(TEXT, NEW, sampling, seed=5)
+    ends = {whole.tokens[12], *whole.steps[0].tree.tokens[1:4].tolist()} - {*whole.tokens[:6]}
+    for stop in (Stop(frozenset(ends)), Stop(frozenset({whole.tokens[-1]})), Stop(())):
+        device = on_device(decoder)
+        same(device.generate(TEXT, NEW, sampling, stop, seed=5), decoder.generate(TEXT, NEW, sampling, stop, seed=5))
+
+
+@pytest.mark.parametrize("drafter", ["lm", "eagle"])
+def test_a_conversation_goes_on_from_its_cache(drafter):
+    """Both ways take turns on the same models: each leaves them as the other would."""
+    text = {}
+    for order in ("host", "device", "device, host", "host, device"):
+        host = decoder_of(drafter)
+        made = {"host": host, "device": on_device(host)}
+        first, *_, second = [*order.split(", "), *order.split(", ")][:2]
+        begun = made[first].generate(TEXT, 10)
+        again = made[second].generate([*TEXT, *begun.tokens, *prompt(6, seed=8)], 10, reuse=True)
+        assert again.reused > len(TEXT)
+        text[order] = begun.tokens, again.tokens, again.reused, again.accept_lengths
+    assert len({str(one) for one in text.values()}) == 1
+
+
+@pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3"])
+def test_steps_of_both_kinds_in_one_text(drafter):
+    """A step of the host behind one of the device finds what it needs, and the other way round."""
+    decoder = decoder_of(drafter)
+    device, turns = on_device(decoder), itertools.count()
+    known = device._reason
+    device._reason = lambda run: known(run) or ("its turn" if next(turns) % 3 == 1 else None)  # type: ignore[method-assign]
+    same(device.generate(TEXT, 30), decoder.generate(TEXT, 30))
+    assert min(device.taken[DEVICE], device.taken["its turn"]) > 2
+
+
+@pytest.mark.parametrize("drafter", ["lm", "eagle"])
+def test_forwards_that_are_padded(drafter):
+    """Padding rows are written where nobody looks, and see nothing of the text."""
+    for buckets in (Buckets((1, 8, 32), (64, 512)), Buckets((3, 5), (300,))):
+        compare(decoder_of(drafter, buckets=buckets), sampling=DRAWN)
+
+
+def test_a_drafter_that_knows_fewer_tokens_than_the_target():
+    """What only the target knows is read as token 0, and the root of the tree is the token itself."""
+    config = ARCHITECTURES["llama"]()
+    config.vocab_size = VOCAB - 20
+    wide = tiny("llama")
+    small = build(config)
+    with torch.no_grad():
+        for name, weight in small.named_parameters():
+            weight.copy_(dict(wide.named_parameters())[name][: weight.shape[0]])
+    target = CausalLM(network("llama", torch.float64))
+    found, _ = compare(Decoder(target, CausalLMDrafter(CausalLM(small), VOCAB), OPT), new=40)
+    assert max(found.tokens) >= VOCAB - 20
+
+
+def test_a_drafter_that_knows_more_tokens_than_the_target():
+    config = ARCHITECTURES["llama"]()
+    config.vocab_size = VOCAB + 9
+    target = CausalLM(network("llama", torch.float64))
+    compare(Decoder(target, CausalLMDrafter(CausalLM(build(config)), VOCAB), OPT))
+
+
+def test_log_probabilities_are_told_too():
+    decoder = decoder_of()
+    for sampling in (Sampling(), DRAWN):
+        found = on_device(decoder).generate(TEXT, NEW, sampling, log_probs=3)
+        host = decoder.generate(TEXT, NEW, sampling, log_probs=3)
+        assert found.log_probs == pytest.approx(host.log_probs, abs=1e-9)
+        assert [one.keys() for one in found.top_log_probs or []] == [one.keys() for one in host.top_log_probs or []]
+
+
+def test_an_outcome_is_the_hosts():
+    """What a drafter learns from: tree, path, tokens, features and logits."""
+    seen: dict[str, list[Any]] = {"host": [], "device": []}
+    for way, kept in seen.items():
+        decoder = decoder_of("eagle")
+        accept = decoder.drafter.accept
+
+        def note(outcome: Any, kept: list[Any] = kept, accept: Any = accept) -> None:
+            kept.append((outcome.path, outcome.tokens, outcome.features[-1].clone(), outcome.logits.clone()))
+            accept(outcome)
+
+        decoder.drafter.accept = note
+        (on_device(decoder) if way == "device" else decoder).generate(TEXT, NEW)
+    for mine, theirs in zip(seen["device"], seen["host"], strict=True):
+        assert mine[:2] == theirs[:2]
+        for one, other in zip(mine[2:], theirs[2:], strict=True):
+            assert one.shape == other.shape and (one - other).abs().max() < 1e-9
+
+
+def test_both_caches_hold_what_a_prefill_leaves():
+    decoder = decoder_of()
+    device = on_device(decoder)
+    answer = device.generate(TEXT, NEW)
+    context = [*TEXT, *answer.tokens]
+    for lm in device.models:
+        assert lm.length >= len(TEXT) and lm._tokens == context[: lm.length]
+        fresh = CausalLM(copy.deepcopy(lm.model))
+        fresh.append(context[: lm.length])
+        for mine, theirs in zip(lm.cache.views, fresh.cache.views, strict=True):
+            assert (mine[:, :, : lm.length] - theirs[:, :, : lm.length]).abs().max() < 1e-9
+
+
+def test_steps_one_by_one():
+    decoder = decoder_of("eagle")
+    found = list(on_device(decoder).steps(TEXT, NEW))
+    host = list(decoder.steps(TEXT, NEW))
+    assert [step.tokens for step in found] == [step.tokens for step in host]
+
+
+def test_logits_that_are_no_numbers_are_refused():
+    decoder = decoder_of()
+    with torch.no_grad():
+        broken = CausalLM(copy.deepcopy(decoder.target.model))
+        broken.model.get_output_embeddings().weight.fill_(math.nan)
+    with pytest.raises(ValueError, match="the model's logits are not numbers"):
+        on_device(Decoder(broken, decoder.drafter, OPT)).generate(TEXT, 4)
+
+
+def test_what_is_not_carried_takes_the_hosts_step_and_says_so():
+    target, lm = CausalLM(network("llama", torch.float64)), CausalLM(network("llama", torch.float64, True))
+    small = CausalLMDrafter(lm, VOCAB)
+    for made, why in (
+        (Decoder(target, NGramDrafter(), OPT), "NGramDrafter drafts on the host"),
+        (Decoder(target, small, Talon(0.03, 9)), "Talon looks at its trees on the host"),
+        (Decoder(target, None, Static.empty()), "nobody drafts on the host"),
+        (Decoder(ChainLM(tiny("llama")), small, OPT), "not one model with a cache"),
+    ):
+        device = on_device(made)
+        assert why in repr(device) and device.why and why in device.why
+        same(device.generate(TEXT, 8), made.generate(TEXT, 8))
+        assert DEVICE not in device.taken and device.taken[device.why] > 0
+    assert f"steps: on {target.device}" in repr(on_device(Decoder(target, small, OPT)))
+
+
+def test_processors_take_the_hosts_step():
+    decoder = decoder_of()
+    device = on_device(decoder)
+
+    def no_three(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, torch.tensor([3]), -math.inf)
+
+    sampling = Sampling(processors=(no_three,))
+    same(device.generate(TEXT, 8, sampling), decoder.generate(TEXT, 8, sampling))
+    assert DEVICE not in device.taken
+    compare(decoder)
+
+
+def test_prompts_side_by_side_take_the_hosts_steps():
+    decoder = decoder_of()
+    device = on_device(decoder)
+    prompts = [TEXT, prompt(5), prompt(30, seed=2)]
+    found = generate_batch(device, prompts, 10, width=2)
+    for mine, ids in zip(found, prompts, strict=True):
+        assert mine.tokens == decoder.generate(ids, 10).tokens
+
+
+def test_a_step_refuses_more_rows_than_its_shape_has():
+    device = on_device(decoder_of())
+    device.generate(TEXT, 4)
+    step = device._tensor_step()
+    from opt_tree.backends.device_step import Asked
+
+    forward = device.drafter.lm.text([1, 2, 3])
+    with pytest.raises(ValueError, match="catches up with 1 to 2 rows of the drafter, got 3"):
+        step.run(Asked(forward, 3, 2, None), lambda logits, depths: logits.argmax(-1))
+
+
+def test_on_device_takes_a_decoder():
+    with pytest.raises(TypeError, match="decoder"):
+        on_device(np.zeros(3))  # type: ignore[arg-type]
