@@ -4,13 +4,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from numbers import Integral
 from types import NoneType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.errors import require
 
 
+@runtime_checkable
 class StopRule(Protocol):
     """Asked after every single emitted token, so that a generation ends inside an accepted path if need be."""
 

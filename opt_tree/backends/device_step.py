@@ -217,7 +217,7 @@ def forward_of(lm: Model, rows: Rows, last_only: bool = False) -> Output:
     masks = _masks(lm, mask[None, None], positions, key_positions)
     numbers = torch.stack([tokens, positions, slots])[:, None]
     given = None if features is None else features[None]
-    output = lm.backend.run(Inputs(numbers, masks, False, given, last_only, lm.drafted), lm.cache, count)
+    output = lm.backend.run(Inputs(numbers, masks, given, last_only, lm.drafted), lm.cache, count)
     return output.of_text(0, count, last_only)
 
 
