@@ -200,12 +200,6 @@ _FOLLOW = ("greedy", "match")
 """What follows the target's own text down the tree: its path ends where the target leaves the tree."""
 
 
-def _ceiling(line: Mapping[str, Any]) -> float | None:
-    """Tokens a step that a verifier exact given these trees emits at most: what `match` emits on them, or `greedy`."""
-    known = line["tokens_per_step_untrimmed"] if line["verifier"] == "greedy" else line["block_efficiency"].get("match")
-    return None if known is None else float(known)
-
-
 def _combination_row(line: Mapping[str, Any]) -> dict[str, Value]:
     speed, promise = line["speed_up"], line.get("promise")  # which older lines lack
     # Of equal siblings, drawn independently, at most one can be accepted: their sum is no expectation.
@@ -218,7 +212,7 @@ def _combination_row(line: Mapping[str, Any]) -> dict[str, Value]:
         "sharpening": line["sharpening"],
         "tokens/step": with_interval(line["tokens_per_step"], line["interval"]),
         "block efficiency": line["block_efficiency"].get(line["verifier"]),
-        "ceiling": _ceiling(line),
+        "ceiling": line["ceiling"],
         "left at last layer": percent(line.get("left_at_last_layer")) if line["verifier"] in _FOLLOW else None,
         "E(A)+1": line["expected_length"] if promised else None,
         "E(A)/A": with_interval(promise["ratio"], promise["interval"]) if promised and promise else None,

@@ -106,8 +106,15 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
             for known in SHARPENING
             if own in (known, "either") and (theirs := references.get((*_place(record), known))) not in (None, record)
         }
-        lines.append({**record["cell"], **record["figures"], "minus_opt": minus})
+        lines.append({**record["cell"], **record["figures"], "ceiling": ceiling(record), "minus_opt": minus})
     return lines
+
+
+def ceiling(record: Record) -> float | None:
+    """Tokens a step that a rule exact given these trees emits at most: what `match` emits on them, or `greedy`."""
+    known = record["figures"]
+    greedy = record["cell"]["verifier"] == "greedy"
+    return known["tokens_per_step_untrimmed"] if greedy else known["block_efficiency"].get("match")
 
 
 def _place(record: Record) -> tuple[str, float, int]:

@@ -89,6 +89,7 @@ def test_a_line_says_what_the_decoder_did(folder: Path, tmp_path: Path, capsys: 
     assert {key: cells["opt:0.1"][key] for key in shown} == {key: figures[key] for key in shown}
     assert cells["binary"]["minus_opt"] == row["minus_opt"]
     assert cells["opt:0.1"]["speed_up"] == figures["speed_up"]
+    assert cells["opt:0.1"]["ceiling"] == figures["tokens_per_step_untrimmed"], "greedily a step emits what it can"
     header = json.loads((tmp_path / "a.jsonl.run.json").read_text())
     assert header["settings"]["target_dtype"] == "float64" and header["sessions"][0]["environment"]["threads"] == 1
 
@@ -143,6 +144,7 @@ def test_the_invalid_is_listed_once_and_not_run(
     assert [line for line in printed if line.startswith("refused: ")] == [told]
     exact = {"k_seq", "khisti", "match", "multi_round", "multipath_block", "naive", "traversal"}
     assert {frozenset(r["figures"]["block_efficiency"]) for r in run} == {frozenset(exact), frozenset({"match"})}
+    assert all(row["ceiling"] == row["block_efficiency"]["match"] >= 1 for row in summarise(run))
     assert (
         command(folder, tmp_path / "b.jsonl", "--policies", "opt", "--verifiers", "block", "--temperatures", "1") == 2
     )
