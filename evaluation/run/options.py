@@ -256,15 +256,6 @@ class Options(Asked):
         "also answer by plain decoding (same loop, empty tree) and by transformers' generate, question by question in "
         "turn, into files beside; print the comparison",
     )
-    history: str | None = option(
-        None, "answer file whose answers are the conversation so far, for every method; by default its own"
-    )
-    reuse: bool = option(
-        False,
-        "a turn behind the first keeps the cache of those before: same text, to rounding; transformers' own baseline "
-        "takes in every turn anew",
-    )
-    system_message: str | None = option(None, "system message; by default the template's own")
     load_in_8bit: bool = option(False, "as published; on a CPU: --weights int8")
     num_gpus_per_model: int = option(1, "GPUs that hold one copy of the target, layers spread over them", least=1)
     num_gpus_total: int | None = option(

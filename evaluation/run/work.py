@@ -33,7 +33,7 @@ from opt_tree.system.files import check_writable
 from opt_tree.system.memory import out_of_memory
 
 PLACE = {
-    *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),
+    *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit"),
     *("answer_file", "overwrite", "baseline", "json"),
     *("device", "threads", "dtype", "weights", "compile", "unpacked", "canonical", "no_exact"),
     *("num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
@@ -113,7 +113,6 @@ def plan(
         "model_id": f"{model}-temperature-{options.temperature}",
         "device": str(options.device).partition(":")[0],
         "questions_sha256": questions.sha256,
-        "history_sha256": options.history and _sha256(options.history),
     }
     if pair is not None:
         settings["drafter"] = pair.drafter.describe()
@@ -132,10 +131,6 @@ def plan(
     for name, beside in files_beside(path, options).items():
         works.append(work(name, beside, bare | {"model_id": f"{settings['model_id']}-{name}", "method": name}))
     return works
-
-
-def _sha256(file: str) -> str:
-    return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
 
 
 def files_beside(path: Path, options: Options) -> dict[str, Path]:
