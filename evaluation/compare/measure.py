@@ -128,7 +128,7 @@ class Bench:
             "target_dtype": resolved(self.pair)["target_dtype"],
             "canonical": resolved(self.pair).get("canonical"),
             "device_type": self.pair.target.device.type,
-            "inflate": options.inflate,
+            "through": options.through,
             "batch_size": options.batch_size,
             "warm_set": options.warm_set,
         }

@@ -21,8 +21,7 @@ from evaluation.command_line import counted, machine_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, QuestionSet
 from evaluation.run.conversation import Conversation, side_by_side
-from evaluation.run.inflate import describe
-from evaluation.run.models import make_method, resolved
+from evaluation.run.models import made_of, make_method, resolved
 from evaluation.run.options import PUBLISHED, Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Method, contested, environment, schedule
@@ -117,7 +116,7 @@ def plan(
     if pair is not None:
         settings["drafter"] = pair.drafter.describe()
     bare = {key: value for key, value in settings.items() if key not in DRAFTING}
-    if code := digests((options.drafter, options.controller or "")):
+    if code := digests((options.drafter, options.controller or "", options.through or "")):
         settings["code"] = code
     if policy is not None:  # another object of the same class would be called alike
         settings["policy"] = repr(policy) if is_dataclass(policy) else type(policy).__qualname__
@@ -161,7 +160,7 @@ def begin(works: Sequence[Work], options: Options, pair: Pair, questions: Questi
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "options": options.as_dict(),
         "questions": str(questions.path),
-        "target": describe(pair.target.model, pair.drafter) or f"{pair.target.name}, {size_of(pair.target.model)}",
+        "target": made_of(pair) or f"{pair.target.name}, {size_of(pair.target.model)}",
         "processes": processes.size,
         "environment": environment(pair.target.device),
     }

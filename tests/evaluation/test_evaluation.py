@@ -740,7 +740,7 @@ def test_an_exception_in_one_question_is_recorded_and_tried_again(
         (("--question-begin", "7"), "no questions left"),
         (("--answer-file", ""), "is a folder: name an answer file"),
         (("--question-file", "absent.jsonl"), "no question file at absent.jsonl"),
-        (("--inflate", "3b"), "unknown shape '3b'"),
+        (("--through", "3b"), "--through takes FILE.py:NAME, a function that changes a pair, got 3b"),
         (("--threads", "0"), "--threads must be at least 1, got 0"),
         (("--conv-template", "vicuna"), "no FastChat conversation is called 'vicuna'"),
         (("--num-gpus-total", "3", "--num-gpus-per-model", "2"), "not a multiple"),
