@@ -19,9 +19,13 @@ from opt_tree.grow import Asking, run
 
 T = TypeVar("T")
 
+Task = Callable[[Method], Asking[T]]
+"""What is done with a method: a generator of the forwards of the library's loop, where that is the method."""
 
-Task = Callable[[Method, bool], Asking[T]]
-"""What is done with a method; told whether the forwards of the library's loop are to be yielded."""
+
+def alone(method: Method, asking: Asking[T]) -> T:
+    """Do a task by itself."""
+    return method.decoder.compute(asking) if isinstance(method, InLoop) else run(asking)
 
 
 def side_by_side(method: Method, tasks: Iterable[Task[T]], width: int) -> Iterator[tuple[int, T]]:
@@ -30,9 +34,9 @@ def side_by_side(method: Method, tasks: Iterable[Task[T]], width: int) -> Iterat
     With a `width` above 1 so many run side by side, each with a decoder of its own, where the library's loop decodes.
     """
     if width == 1 or not isinstance(method, InLoop):
-        yield from ((place, run(task(method, False))) for place, task in enumerate(tasks))
+        yield from ((place, alone(method, task(method))) for place, task in enumerate(tasks))
         return
-    jobs = ((lambda own, task=task: task(replace(method, decoder=own), True)) for task in tasks)
+    jobs = ((lambda own, task=task: task(replace(method, decoder=own))) for task in tasks)
     yield from opt_tree.side_by_side(method.decoder, jobs, width)
 
 
@@ -45,32 +49,22 @@ class Conversation:
     choices: int = 1
     seed: int = 0
 
-    def attempt(self, question: Question, method: Method) -> list[dict[str, Any]] | Exception:
+    def attempt(self, question: Question, method: Method) -> Asking[list[dict[str, Any]] | Exception]:
         """Answer a question, or return what went wrong: out of memory, a prompt too long. Others still count."""
-        return run(self.attempting(question, method, False))
-
-    def attempting(
-        self, question: Question, method: Method, together: bool
-    ) -> Asking[list[dict[str, Any]] | Exception]:
-        """The same, as a task of `side_by_side`."""
         try:
-            return (yield from self.answering(question, method, together))
+            return (yield from self.answer(question, method))
         except Exception as error:
             return error
 
-    def answer(self, question: Question, method: Method) -> list[dict[str, Any]]:
+    def answer(self, question: Question, method: Method) -> Asking[list[dict[str, Any]]]:
         """Return every choice of one question. Whatever goes wrong in one turn goes wrong for the question."""
-        return run(self.answering(question, method, False))
-
-    def answering(self, question: Question, method: Method, together: bool) -> Asking[list[dict[str, Any]]]:
-        """The same, as a task of `side_by_side`."""
         choices = []
         for index in range(self.choices):
             choice: dict[str, Any] = {"index": index, "turns": []}
             for turn in range(len(question.turns)):
                 prompt = self.prompter.encode(question.turns[: turn + 1], choice["turns"])
                 order = prompt, self.max_new_tokens, seed_of(self.seed, question.id, index, turn)
-                if together and isinstance(method, InLoop):
+                if isinstance(method, InLoop):
                     result: Generation | Timed = yield from method.ask(*order)
                 else:
                     result = method(*order)

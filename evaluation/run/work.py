@@ -20,7 +20,7 @@ from evaluation.answers.file import AnswerFile
 from evaluation.command_line import counted, machine_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, QuestionSet
-from evaluation.run.conversation import Conversation, side_by_side
+from evaluation.run.conversation import Conversation, alone, side_by_side
 from evaluation.run.models import made_of, make_method, resolved
 from evaluation.run.options import PUBLISHED, Options
 from evaluation.run.processes import Processes
@@ -191,11 +191,11 @@ def answers(
     if width == 1:
         for work, question in schedule(works, bar(todo, initial=len(questions) - len(todo))):
             if question.id not in done[work.name]:
-                yield work, question, conversation.attempt(question, work.method)
+                yield work, question, alone(work.method, conversation.attempt(question, work.method))
         return
     for work in works:
         own = [question for question in todo if question.id not in done[work.name]]
-        ended = side_by_side(work.method, [partial(conversation.attempting, question) for question in own], width)
+        ended = side_by_side(work.method, [partial(conversation.attempt, question) for question in own], width)
         for place, found in bar(ended, initial=len(questions) - len(own)):
             yield work, own[place], found
 
