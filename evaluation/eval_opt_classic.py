@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from evaluation.command_line import print_json
 from evaluation.report import print_report
-from evaluation.run.conversation import conversation_of, read_history
+from evaluation.run.conversation import conversation_of
 from evaluation.run.models import load_run, read_questions
 from evaluation.run.processes import Processes, place
 from evaluation.run.work import answers, begin, held, plan, sum_up
@@ -41,11 +41,10 @@ def run(options: Options, pair: Pair | None = None, policy: TreePolicy | None = 
     processes = Processes.launched()
     device = place(options, processes)
     options = replace(options.on(device), device=device)
-    history = read_history(options.history, chosen, options.num_choices)
     works = plan(options, questions, processes, pair, policy)
     with held(works):
         pair = pair or load_run(options, device)
-        conversation = conversation_of(options, pair, history)
+        conversation = conversation_of(options, pair)
         works = [work.loaded(options, pair, conversation.prompter, policy) for work in works]
         begin(works, options, pair, questions, processes)
         share = processes.share(chosen)

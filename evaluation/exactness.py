@@ -42,7 +42,6 @@ from evaluation.certify import Certificate, certify
 from evaluation.command_line import Value, print_json, table
 from evaluation.divergence import Divergence, Explainer, token_at
 from evaluation.run import models
-from evaluation.run.inflate import describe
 from evaluation.run.options import PUBLISHED, Models
 from opt_tree import CausalLM, Pair, Sampling
 from opt_tree.errors import counted
@@ -131,7 +130,7 @@ def load_target(a: AnswerSet, b: AnswerSet, arguments: argparse.Namespace) -> Pa
         raise ValueError(f"neither {a.path} nor {b.path} has a header that names the target: pass --base-model-path")
     dtypes = [run.settings["target_dtype"] for run in (a, b) if "target_dtype" in run.settings]
     dtype = arguments.dtype or max(dtypes, key=lambda name: torch.finfo(getattr(torch, name)).eps, default="auto")
-    inflated = a.settings.get("inflate") or b.settings.get("inflate")
+    through = a.settings.get("through") or b.settings.get("through")
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     canonical, compiled = (bool(arguments.certify and a.settings.get(key)) for key in ("canonical", "engine"))
     own = {"canonical": canonical, "no_exact": not canonical, "compile": compiled}
@@ -139,7 +138,7 @@ def load_target(a: AnswerSet, b: AnswerSet, arguments: argparse.Namespace) -> Pa
         own["weights"] = a.settings.get("weights")
     if compiled:  # the same package as the answers', which watches what the drafter reads
         own |= {key: a.settings[key] for key in (*PUBLISHED, "drafter") if a.settings.get(key)}
-    options = Models(base_model_path=path, dtype=dtype, device=device, inflate=inflated, **own)
+    options = Models(base_model_path=path, dtype=dtype, device=device, through=through, **own)
     return models.load(options, device) if compiled else models.load_target(options, device)
 
 
@@ -180,7 +179,7 @@ def run(arguments: argparse.Namespace) -> int:
         pair = load_target(a, b, arguments)
         explainer = Explainer(pair.target)
         judged = [(one, judge(explainer, a, b, one)) for one in tqdm(found, desc="judging", disable=None)]
-        print(describe(pair.target.model) or f"target {pair.target.name}", f"in {_plain(pair.target.dtype)},", end=" ")
+        print(models.made_of(pair) or f"target {pair.target.name}", f"in {_plain(pair.target.dtype)},", end=" ")
         print(f"exact logits in {_plain(explainer.exact_dtype)}")
         print(table([_row(where, why, pair) for where, why in judged], ".4g"))
     verdicts = Counter(divergence.verdict for _, divergence in judged)

@@ -52,8 +52,7 @@ from tqdm import tqdm
 from evaluation.answers.metrics import times_as_fast, with_interval
 from evaluation.command_line import Value, counted, machine_of, numbers, table
 from evaluation.run.baselines import InLoop, transformers_batch, transformers_methods
-from evaluation.run.inflate import describe
-from evaluation.run.models import gather, load_assistant
+from evaluation.run.models import gather, load_assistant, made_of
 from evaluation.run.options import AUTO
 from evaluation.timing import Method, Timings, contested, environment, interleave, step_figures
 from opt_tree import Decoder, Generation, OptTree, Pair, Step, TreePolicy, generate_batch
@@ -84,7 +83,7 @@ def run(options: Options) -> dict[str, Any]:
         timings = interleave(methods, prompts, options.max_new_tokens)
         rows, auto_rows = overview(timings), auto_over_others(timings)
     place = environment(pair.target.device)
-    target = describe(pair.target.model, pair.drafter) or f"target {pair.target.name}, {pair.target.size}"
+    target = made_of(pair) or f"target {pair.target.name}, {pair.target.size}"
     print(f"{target}; drafter {options.drafter}; {machine_of(place)}")
     questions = f"{counted(len(prompts), 'question')} of {material.questions.name}"
     print(f"{questions}, greedy, {options.max_new_tokens} new tokens at most, in turn")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _OF_ARGUMENTS = {"base_model_path", "bench_name", "question_file", "answer_file", "json"}
 """Options that the arguments say, or that print."""
-_OF_LOADING = ("device", "dtype", "weights", "compile", "unpacked", "canonical", "no_exact", "inflate", "drafter")
+_OF_LOADING = ("device", "dtype", "weights", "compile", "unpacked", "canonical", "no_exact", "through", "drafter")
 """Options that say how a pair is loaded."""
 
 

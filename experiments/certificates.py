@@ -18,7 +18,7 @@ from evaluation.run.options import Asked
 EMBEDDED = ("eagle:demo", "eagle3:demo", "store:demo", "graft:1:eagle:demo+store:demo", "exit:demo")
 """What else drafts for the embedded target."""
 INFLATED = ("eagle:demo", "store:demo")
-"""What else drafts for it with --inflate, which knows no hidden states but the last."""
+"""What else drafts for it where --through inflates it, which knows no hidden states but the last."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Options(Asked):
         super().__post_init__()
         check_writable(Path(self.output))
         if not self.also and self.base_model_path == "demo":
-            object.__setattr__(self, "also", list(INFLATED if self.inflate else EMBEDDED))
+            object.__setattr__(self, "also", list(INFLATED if self.through else EMBEDDED))
 
 
 main = main_of("experiments.certificates", Options, __doc__, "experiments.certificates:run")

@@ -62,8 +62,8 @@ from tqdm import tqdm
 
 from evaluation.command_line import Value, table
 from evaluation.run.baselines import InLoop, transformers_methods
-from evaluation.run.inflate import inflate_pair
 from evaluation.timing import environment, interleave, step_figures
+from experiments.inflate import inflate_pair
 from opt_tree import Buckets, CausalLM, Decoder, OptTree, Pair, load_pair, make_canonical
 from opt_tree.backends.canonical import NotCanonicalError
 from opt_tree.backends.cuda_graphs import Captured

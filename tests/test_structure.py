@@ -317,7 +317,7 @@ LONG_MODULES = {
     "opt_tree/backends/prepacked.py": "packed copies, and what stands in for a layer in one thread alone",
     "opt_tree/backends/compiled.py": "what is exported and how it is called must change together",
     "opt_tree/integrations/hf_generate.py": "every option of `generate` is either honoured or refused here",
-    "evaluation/run/inflate.py": "one construction, with the proof that it computes the same function",
+    "experiments/inflate.py": "one construction, with the proof that it computes the same function",
     "opt_tree/models/causal_lm.py": "the doors of a model, and the spellings of callers that are not converted yet",
     "opt_tree/training/controllers/tree_values.py": "one training: what is drafted, what it was worth, what it costs",
 }

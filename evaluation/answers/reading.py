@@ -94,9 +94,9 @@ def read_timed(path: str | Path) -> AnswerSet:
     return AnswerSet.read(path).require(("turns", "new_tokens", "wall_time"), "nothing to report")
 
 
-ASKED = ("base_model_path", "temperature", "conv_template", "system_message", "questions_sha256", "history_sha256")
+ASKED = ("base_model_path", "temperature", "conv_template", "questions_sha256")
 """Settings that change what is asked, or the distribution it is answered from; the others: rounding or length."""
-ROUNDING = ("target_dtype", "weights", "inflate", "device")
+ROUNDING = ("target_dtype", "weights", "through", "device")
 PER_TURN = {
     *("new_tokens", "wall_time", "decoding_steps", "draft_forwards", "draft_tokens", "verified_tokens", "lanes"),
     *("draft_time", "verify_time", "commit_time", "draft_forward_time", "target_forward_time", "prefill_time"),

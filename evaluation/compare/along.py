@@ -70,7 +70,7 @@ class Along:
             "max_new_tokens": self._limit,
             "target_dtype": resolved(self.pair)["target_dtype"],
             "canonical": resolved(self.pair).get("canonical"),
-            "inflate": options.inflate,
+            "through": options.through,
         }
         self.sharpening = {
             spec: resolved(pair)["sharpening"] for (spec, read), pair in self.pairs.items() if read == "fitted"

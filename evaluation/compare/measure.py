@@ -21,7 +21,7 @@ from evaluation.compare.rates import measure as count_acceptance
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, load_set, select
 from evaluation.run.baselines import InLoop, transformers_methods
-from evaluation.run.conversation import Conversation, side_by_side
+from evaluation.run.conversation import Conversation, alone, side_by_side
 from evaluation.run.models import load_assistant, load_several, resolved
 from evaluation.timing import Method, in_turn, schedule
 from opt_tree import (
@@ -128,7 +128,7 @@ class Bench:
             "target_dtype": resolved(self.pair)["target_dtype"],
             "canonical": resolved(self.pair).get("canonical"),
             "device_type": self.pair.target.device.type,
-            "inflate": options.inflate,
+            "through": options.through,
             "batch_size": options.batch_size,
             "warm_set": options.warm_set,
         }
@@ -247,10 +247,10 @@ class Bench:
     def _together(self, method: InLoop, questions: Sequence[Question], kept: list[Step] | None = None) -> list[Record]:
         """Answers to these questions, decoded side by side; `kept` gets the steps of the first one."""
 
-        def task(place: int, own: InLoop, together: bool) -> Asking[Record]:
+        def task(place: int, own: InLoop) -> Asking[Record]:
             if place == 0 and kept is not None:
                 own = dataclasses.replace(own, heard=lambda made: None if kept else kept.extend(made.steps))
-            choices = yield from self.conversation.answering(questions[place], own, together)
+            choices = yield from self.conversation.answer(questions[place], own)
             return {"question_id": questions[place].id, "choices": choices}
 
         tasks = [functools.partial(task, place) for place in range(len(questions))]
@@ -258,7 +258,7 @@ class Bench:
         return [found[place] for place in range(len(questions))]
 
     def _answer(self, question: Question, method: Method) -> Record:
-        return {"question_id": question.id, "choices": self.conversation.answer(question, method)}
+        return {"question_id": question.id, "choices": alone(method, self.conversation.answer(question, method))}
 
     def rates(self, one: Combination) -> AcceptanceRates:
         """Acceptance rates of the drafter, siblings and temperature, on the other questions; measured once."""

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from tqdm import tqdm
 
 from evaluation.questions.sets import Question
-from evaluation.run.conversation import Conversation
+from evaluation.run.conversation import Conversation, alone
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, match
 from opt_tree.children import Children, TopK
 from opt_tree.errors import counted
@@ -117,5 +117,5 @@ def measure(
         return generation
 
     for question in tqdm(questions, desc=f"{kind}, {counted(tree.nodes, 'node')} a step", unit="question", leave=False):
-        conversation.answer(question, answer)
+        alone(answer, conversation.answer(question, answer))
     return counts

@@ -164,8 +164,8 @@ def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTraine
 
 def describe_models(options: Options, pair: Pair) -> str:
     """Say what decodes and what drafts: names, sizes, dtypes, the fitted sharpening."""
-    inflated = f" inflated to {options.inflate}" if options.inflate else ""
-    return f"target {options.base_model_path}{inflated}: {pair.target.size}; {described(pair.drafter)}"
+    through = f" through {options.through}" if options.through else ""
+    return f"target {options.base_model_path}{through}: {pair.target.size}; {described(pair.drafter)}"
 
 
 def describe_forwards(options: Options, pair: Pair) -> str:

@@ -13,7 +13,7 @@ from evaluation.answers.record import first_difference
 from evaluation.command_line import table as lay_out
 from evaluation.command_line import two_digits
 from evaluation.divergence import Divergence, Explainer
-from evaluation.run.inflate import describe
+from evaluation.run.models import made_of
 from evaluation.timing import Timings, contested, step_figures
 from opt_tree import Generation, Pair, Sampling
 from opt_tree.errors import counted
@@ -94,8 +94,8 @@ def notes(timings: Timings, pair: Pair, differences: Sequence[DifferentText], sa
     ]
     if busy := contested():
         lines.insert(0, busy)
-    if inflated := describe(pair.target.model, pair.drafter):
-        lines.append(f"{inflated[0].upper()}{inflated[1:]}.")
+    if made := made_of(pair):
+        lines.append(f"{made[0].upper()}{made[1:]}.")
     if ASSISTED not in timings.runs:
         lines.append("transformers' assisted generation needs a causal LM to draft: name one with --assistant.")
     if not sampling.greedy:

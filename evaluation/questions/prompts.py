@@ -19,10 +19,8 @@ class Prompter:
     FastChat's conversation of that name (`vicuna_v1.1`, `llama-2`, ...), whose stop strings and tokens join `stop`.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop: Stop, template: str | None = None, system: str | None = None
-    ) -> None:
-        self.tokenizer, self.template, self.system = tokenizer, template, system
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Stop, template: str | None = None) -> None:
+        self.tokenizer, self.template = tokenizer, template
         if template is None and not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"the tokenizer of {tokenizer.name_or_path} has no chat template: name one of FastChat's with "
@@ -43,13 +41,11 @@ class Prompter:
         """Token ids of a conversation whose last question is to be answered: one answer fewer than questions."""
         if self.template is not None:
             conversation = get_template(self.template)
-            if self.system is not None:
-                conversation.set_system_message(self.system)
             for question, answer in zip(questions, [*answers, None], strict=True):
                 conversation.append_message(conversation.roles[0], question)
                 conversation.append_message(conversation.roles[1], answer)
             return self.tokenizer(conversation.get_prompt()).input_ids
-        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        messages = []
         for question, answer in zip(questions, [*answers, None], strict=True):
             messages.append({"role": "user", "content": question})
             if answer is not None:

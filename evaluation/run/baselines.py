@@ -30,8 +30,6 @@ class InLoop:
     decoder: Decoder
     sampling: Sampling = field(default_factory=Sampling)
     stop: StopRule | None = None
-    reuse: bool = False
-    """Whether the prompts go on from what was decoded last."""
     forget: bool = False
     """Whether a drafter that learns begins each answer with nothing: as it must where it sees a text more than once."""
 
@@ -45,7 +43,7 @@ class InLoop:
         """The same, as a generator of the forwards that it needs."""
         if self.forget and self.decoder.drafter is not None:
             self.decoder.drafter.clear()
-        made = yield from self.decoder.answer(prompt, limit, self.sampling, self.stop, seed=seed, reuse=self.reuse)
+        made = yield from self.decoder.answer(prompt, limit, self.sampling, self.stop, seed=seed)
         if self.heard is not None:
             self.heard(made)
         return made

@@ -3,13 +3,11 @@
 Knows no loop: a method is a function from a prompt to new tokens.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import opt_tree
-from evaluation.answers.reading import AnswerSet
 from evaluation.answers.record import add_turn, seed_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question
@@ -22,9 +20,13 @@ from opt_tree.tools.ceiling import Ceilings
 
 T = TypeVar("T")
 
+Task = Callable[[Method], Asking[T]]
+"""What is done with a method: a generator of the forwards of the library's loop, where that is the method."""
 
-Task = Callable[[Method, bool], Asking[T]]
-"""What is done with a method; told whether the forwards of the library's loop are to be yielded."""
+
+def alone(method: Method, asking: Asking[T]) -> T:
+    """Do a task by itself."""
+    return method.decoder.compute(asking) if isinstance(method, InLoop) else run(asking)
 
 
 def side_by_side(method: Method, tasks: Iterable[Task[T]], width: int) -> Iterator[tuple[int, T]]:
@@ -33,14 +35,10 @@ def side_by_side(method: Method, tasks: Iterable[Task[T]], width: int) -> Iterat
     With a `width` above 1 so many run side by side, each with a decoder of its own, where the library's loop decodes.
     """
     if width == 1 or not isinstance(method, InLoop):
-        yield from ((place, run(task(method, False))) for place, task in enumerate(tasks))
+        yield from ((place, alone(method, task(method))) for place, task in enumerate(tasks))
         return
-    jobs = ((lambda own, task=task: task(replace(method, decoder=own), True)) for task in tasks)
+    jobs = ((lambda own, task=task: task(replace(method, decoder=own))) for task in tasks)
     yield from opt_tree.side_by_side(method.decoder, jobs, width)
-
-
-History = Mapping[int | str, Sequence[Sequence[str]]]
-"""Turns of another answer file, by question and choice."""
 
 
 @dataclass(frozen=True)
@@ -51,44 +49,26 @@ class Conversation:
     max_new_tokens: int
     choices: int = 1
     seed: int = 0
-    history: History | None = None
-    """Whose answers stand between the turns; None: the method's own."""
-    reuse: bool = False
-    """Whether a turn behind the first keeps the cache of those before, where the library's loop decodes."""
 
-    def attempt(self, question: Question, method: Method) -> list[dict[str, Any]] | Exception:
+    def attempt(self, question: Question, method: Method) -> Asking[list[dict[str, Any]] | Exception]:
         """Answer a question, or return what went wrong: out of memory, a prompt too long. Others still count."""
-        return run(self.attempting(question, method, False))
-
-    def attempting(
-        self, question: Question, method: Method, together: bool
-    ) -> Asking[list[dict[str, Any]] | Exception]:
-        """The same, as a task of `side_by_side`."""
         try:
-            return (yield from self.answering(question, method, together))
+            return (yield from self.answer(question, method))
         except Exception as error:
             return error
 
-    def answer(self, question: Question, method: Method) -> list[dict[str, Any]]:
+    def answer(self, question: Question, method: Method) -> Asking[list[dict[str, Any]]]:
         """Return every choice of one question. Whatever goes wrong in one turn goes wrong for the question."""
-        return run(self.answering(question, method, False))
-
-    def answering(self, question: Question, method: Method, together: bool) -> Asking[list[dict[str, Any]]]:
-        """The same, as a task of `side_by_side`."""
         choices = []
         for index in range(self.choices):
             choice: dict[str, Any] = {"index": index, "turns": []}
-            fixed = None if self.history is None or len(question.turns) == 1 else self.history[question.id][index]
             for turn in range(len(question.turns)):
-                past = choice["turns"] if fixed is None else fixed[:turn]
-                prompt = self.prompter.encode(question.turns[: turn + 1], past)
-                goes_on = self.reuse and turn > 0
-                asked = replace(method, reuse=True) if goes_on and isinstance(method, InLoop) else method
+                prompt = self.prompter.encode(question.turns[: turn + 1], choice["turns"])
                 order = prompt, self.max_new_tokens, seed_of(self.seed, question.id, index, turn)
-                if together and isinstance(asked, InLoop):
-                    result: Generation | Timed = yield from asked.ask(*order)
+                if isinstance(method, InLoop):
+                    result: Generation | Timed = yield from method.ask(*order)
                 else:
-                    result = asked(*order)
+                    result = method(*order)
                 add_turn(choice, prompt, result, self.prompter.text(result.tokens), self._reason(result))
                 if isinstance(method, InLoop) and isinstance(watch := method.decoder.policy, Ceilings):
                     choice.setdefault("ceilings", []).extend(round(one.tokens, 4) for one in watch.found)
@@ -103,23 +83,7 @@ class Conversation:
         return stopped or ("length" if len(result.tokens) == self.max_new_tokens else "context")
 
 
-def conversation_of(options: Options, pair: Pair, history: History | None = None) -> Conversation:
+def conversation_of(options: Options, pair: Pair) -> Conversation:
     """How the options of a run say that questions are put."""
-    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template, options.system_message)
-    return Conversation(prompter, options.max_new_token, options.num_choices, options.seed, history, options.reuse)
-
-
-def read_history(file: str | None, chosen: Sequence[Question], choices: int) -> History | None:
-    """Read the turns of another answer file; ValueError if it lacks any that are needed."""
-    if file is None:
-        return None
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"no answer file {file} to take the history from")
-    answers = AnswerSet.read(path).require(("turns",), "it is no history").answers
-    turns = {record["question_id"]: [choice["turns"] for choice in record["choices"]] for record in answers}
-    for question in chosen:
-        there, needed = turns.get(question.id, []), len(question.turns) - 1
-        if needed and (len(there) < choices or any(len(choice) < needed for choice in there)):
-            raise ValueError(f"--history {file} lacks answers to question {question.id}")
-    return turns
+    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
+    return Conversation(prompter, options.max_new_token, options.num_choices, options.seed)

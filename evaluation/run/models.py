@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet, load_set, select
 from evaluation.run.baselines import InLoop, assistant_of, transformers_greedy
-from evaluation.run.inflate import inflate_pair
 from evaluation.run.options import Asked, Models, Options
 from evaluation.timing import Method, Timed
 from opt_tree import Decoder, Pair, Sampling, Static, TreePolicy, load_pair, make_canonical
@@ -22,6 +21,7 @@ from opt_tree.backends.package_cache import cache_folder
 from opt_tree.drafter import settings_of
 from opt_tree.methods.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
+from opt_tree.methods.own_files import object_of, split_name
 from opt_tree.models.canonical import make_exact
 from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
@@ -33,12 +33,12 @@ from opt_tree.tools.step_costs import auto
 
 
 def load(options: Models, device: str, bare: bool = False) -> Pair:
-    """Load a target and its drafter, inflated if asked for; `bare`: without the stored sharpening."""
+    """Load a target and its drafter, changed if asked for; `bare`: without the stored sharpening."""
     return _ready(_load_pair(options, device, bare=bare), options)
 
 
 def load_several(options: Models, drafters: Sequence[str], device: str) -> dict[str, Pair]:
-    """Load one target and several drafters for it, by their specs; they share it, inflated, compiled or neither."""
+    """Load one target and several drafters for it, by their specs; they share it, changed, compiled or neither."""
     for spec in drafters:
         check_drafter(spec)
     small = _load_pair(options, device, drafter=drafters[0])
@@ -89,21 +89,22 @@ def load_assistant(options: Models, path: str | None, pair: Pair) -> PreTrainedM
 
 
 def _load_pair(options: Models, device: str, **more: Any) -> Pair:
-    given = {"dtype": options.dtype, "weights": None if options.inflate else options.weights}
-    given |= {"drafter": options.drafter, "device": device, "exact": False} | more  # it may be inflated first
+    given = {"dtype": options.dtype, "weights": None if options.through else options.weights}
+    given |= {"drafter": options.drafter, "device": device, "exact": False} | more  # it may be changed first
     return load_pair(options.base_model_path, **given)
 
 
 def _load_alone(options: Models, device: str, **more: Any) -> Pair:
     path = resolve(options.base_model_path, "target")
-    target = load_causal_lm(path, options.dtype, device, weights=None if options.inflate else options.weights, **more)
+    target = load_causal_lm(path, options.dtype, device, weights=None if options.through else options.weights, **more)
     return Pair(target, load_tokenizer(path), model_drafter(target))
 
 
 def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None) -> Pair:
-    """The pair inflated and compiled, where that is asked for."""
-    if options.inflate:
-        pair = inflate_pair(pair, options.inflate, large=large, weights=options.weights)
+    """The pair changed and compiled, where that is asked for."""
+    if options.through:
+        name, argument = split_name(options.through) or ("", "")
+        pair = object_of(name)(pair, argument, large, options.weights)
     if options.unpacked:
         pair.pack(False)
     if options.canonical:
@@ -113,6 +114,11 @@ def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None) ->
     if options.compile:
         compile_and_say(pair)
     return pair
+
+
+def made_of(pair: Pair) -> str:
+    """What a function of --through made of the target, in its own words; nothing where there is none."""
+    return "".join(getattr(one, "made_of", "") for one in (pair.target.model.config, pair.drafter))
 
 
 def compile_and_say(pair: Pair) -> None:

@@ -47,7 +47,7 @@ def node_count(given: int | str | None) -> int | str | None:
 
 @dataclass(frozen=True)
 class Machine:
-    """On what a command runs, how large a target it is to stand for, and whether a machine reads what it prints."""
+    """On what a command runs, what becomes of a pair that is loaded, and whether a machine reads what it prints."""
 
     device: str | None = option(None, "by default cuda where there is one, else cpu")
     threads: int | None = option(
@@ -57,17 +57,20 @@ class Machine:
         least=1,
         most=MOST_THREADS,
     )
-    inflate: str | None = option(
-        None, "replace the target by a larger one of the same function: 350m, 1b, 7b, 8b, 13b, HIDDENxLAYERS"
+    through: str | None = option(
+        None,
+        "FILE.py:NAME:ARGUMENT, a function that changes the pair once it is loaded; "
+        "experiments/inflate.py:inflate_pair:7b makes the target larger",
     )
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.inflate is not None:
-            from evaluation.run.inflate import parse_shape
+        if self.through is not None:
+            from opt_tree.methods.own_files import split_name
 
-            parse_shape(self.inflate)
+            if split_name(self.through) is None:
+                raise ValueError(f"--through takes FILE.py:NAME, a function that changes a pair, got {self.through}")
 
     def check_device(self) -> str:
         """Return the device asked for, or the default, and give this process its threads.
@@ -256,16 +259,7 @@ class Options(Asked):
         "also answer by plain decoding (same loop, empty tree) and by transformers' generate, question by question in "
         "turn, into files beside; print the comparison",
     )
-    history: str | None = option(
-        None, "answer file whose answers are the conversation so far, for every method; by default its own"
-    )
-    reuse: bool = option(
-        False,
-        "a turn behind the first keeps the cache of those before: same text, to rounding; transformers' own baseline "
-        "takes in every turn anew",
-    )
     ceiling: bool = option(False, "write down what each tree allows at most; the seconds are the answer's")
-    system_message: str | None = option(None, "system message; by default the template's own")
     load_in_8bit: bool = option(False, "as published; on a CPU: --weights int8")
     num_gpus_per_model: int = option(1, "GPUs that hold one copy of the target, layers spread over them", least=1)
     num_gpus_total: int | None = option(

@@ -20,9 +20,8 @@ from evaluation.answers.file import AnswerFile
 from evaluation.command_line import counted, machine_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, QuestionSet
-from evaluation.run.conversation import Conversation, side_by_side
-from evaluation.run.inflate import describe
-from evaluation.run.models import make_method, resolved
+from evaluation.run.conversation import Conversation, alone, side_by_side
+from evaluation.run.models import made_of, make_method, resolved
 from evaluation.run.options import PUBLISHED, Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Method, contested, environment, schedule
@@ -33,7 +32,7 @@ from opt_tree.system.files import check_writable
 from opt_tree.system.memory import out_of_memory
 
 PLACE = {
-    *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),
+    *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit"),
     *("answer_file", "overwrite", "baseline", "json"),
     *("device", "threads", "dtype", "weights", "compile", "unpacked", "canonical", "no_exact"),
     *("num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
@@ -113,12 +112,11 @@ def plan(
         "model_id": f"{model}-temperature-{options.temperature}",
         "device": str(options.device).partition(":")[0],
         "questions_sha256": questions.sha256,
-        "history_sha256": options.history and _sha256(options.history),
     }
     if pair is not None:
         settings["drafter"] = pair.drafter.describe()
     bare = {key: value for key, value in settings.items() if key not in DRAFTING}
-    if code := digests((options.drafter, options.controller or "")):
+    if code := digests((options.drafter, options.controller or "", options.through or "")):
         settings["code"] = code
     if policy is not None:  # another object of the same class would be called alike
         settings["policy"] = repr(policy) if is_dataclass(policy) else type(policy).__qualname__
@@ -132,10 +130,6 @@ def plan(
     for name, beside in files_beside(path, options).items():
         works.append(work(name, beside, bare | {"model_id": f"{settings['model_id']}-{name}", "method": name}))
     return works
-
-
-def _sha256(file: str) -> str:
-    return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
 
 
 def files_beside(path: Path, options: Options) -> dict[str, Path]:
@@ -166,7 +160,7 @@ def begin(works: Sequence[Work], options: Options, pair: Pair, questions: Questi
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "options": options.as_dict(),
         "questions": str(questions.path),
-        "target": describe(pair.target.model, pair.drafter) or f"{pair.target.name}, {size_of(pair.target.model)}",
+        "target": made_of(pair) or f"{pair.target.name}, {size_of(pair.target.model)}",
         "processes": processes.size,
         "environment": environment(pair.target.device),
     }
@@ -197,11 +191,11 @@ def answers(
     if width == 1:
         for work, question in schedule(works, bar(todo, initial=len(questions) - len(todo))):
             if question.id not in done[work.name]:
-                yield work, question, conversation.attempt(question, work.method)
+                yield work, question, alone(work.method, conversation.attempt(question, work.method))
         return
     for work in works:
         own = [question for question in todo if question.id not in done[work.name]]
-        ended = side_by_side(work.method, [partial(conversation.attempting, question) for question in own], width)
+        ended = side_by_side(work.method, [partial(conversation.attempt, question) for question in own], width)
         for place, found in bar(ended, initial=len(questions) - len(own)):
             yield work, own[place], found
 

@@ -84,7 +84,7 @@ def advise(
             bar.update()
     texts = (written(pair.target, prompt, max_new_tokens, pair.stop) for prompt in asked)
     known = tqdm(texts, desc="trees along texts", total=len(asked), unit="text", leave=False, disable=None)
-    return weigh(pair, known, {**tables, **(costs or {})}, seconds)
+    return weigh(pair, iter(known), {**tables, **(costs or {})}, seconds)
 
 
 def _encoded(pair: Pair, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:

@@ -80,8 +80,8 @@ class _Asker(Drafter):
         return self._asked(frontier.tokens, frontier)
 
     def _asked(self, tokens: Any, frontier: Frontier | None) -> Forward:
-        nothing = np.zeros(0, dtype=np.int64)
-        return _Question(self, tokens, nothing, nothing[None] > 0, length=self._length, frontier=frontier)
+        nowhere = np.zeros((len(tokens), 0), dtype=bool)
+        return _Question(self, tokens, np.zeros_like(tokens), nowhere, length=self._length, frontier=frontier)
 
     def read(self, output: Any) -> LogProbs:
         return output

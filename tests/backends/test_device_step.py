@@ -15,7 +15,7 @@ import torch
 from tiny_models import ARCHITECTURES, CONTEXT, VOCAB, build, perturbed, prompt, tiny, tiny_drafter, tiny_head
 
 sys.path.append(str(Path(__file__).parents[1] / "drafters"))
-from test_eagle3 import KNOWN, tiny_head3
+from methods.drafters.test_eagle3 import KNOWN, tiny_head3
 
 from opt_tree import Buckets, Sampling, Stop, generate_batch
 from opt_tree.backends.device_decoder import DEVICE, DeviceDecoder

@@ -35,9 +35,6 @@ def file(tmp_path: Path) -> AnswerFile:
         ({"settings": "x", "sessions": []}, "its settings are no object"),
         ({"settings": {}, "sessions": None}, "its sessions are no list of objects"),
         ({"settings": {}, "sessions": [5]}, "its sessions are no list of objects"),
-        ({"settings": {"temperature": []}, "sessions": []}, r"temperature is \[\]"),
-        ({"settings": {}, "sessions": [{"environment": None}]}, "environment is None"),
-        ({"settings": {}, "sessions": [{"environment": {"threads": "x"}}]}, "threads is 'x'"),
     ],
 )
 def test_a_header_that_is_none_is_one_line_for_every_reader(file, header, why):

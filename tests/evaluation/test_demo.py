@@ -36,6 +36,7 @@ from opt_tree.methods.policies.costs import Costs
 from opt_tree.tools.presets import opt, plain
 
 ROOT = Path(demo.__file__).parents[2]
+INFLATE = f"{ROOT}/experiments/inflate.py:inflate_pair"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
@@ -196,14 +197,14 @@ def test_every_row_of_the_table_decodes_with_the_inflated_target(kind, classic, 
     small = report_of(capsys.readouterr().out)
     assert set().union(*widths.values()) == {32}
     widths.clear()
-    assert run_demo(kind, [*arguments, "--inflate", "64x4"]) == 0
+    assert run_demo(kind, [*arguments, "--through", f"{INFLATE}:64x4"]) == 0
     out = capsys.readouterr().out
     large = report_of(out)
     ours = {64} if kind == "eagle" else {32, 64}  # 32: the draft model
     assert widths == {PLAIN: {64}, GREEDY: {64}, OURS: ours, ASSISTED: {32, 64}}
     assert (large["tokens"], large["divergences"]) == (small["tokens"], [])
     assert large["tokens/step"] == small["tokens/step"]
-    assert large["options"]["inflate"] == "64x4" and "inflated to 64x4: " in large["models"]
+    assert large["options"]["through"] == f"{INFLATE}:64x4" and "inflate_pair:64x4: " in large["models"]
     said = out[out.index("tokens/s") :]
     assert "Inflated target: " in said and "blown up to" in said and "(4 layers, hidden 64," in said
     assert ("the EAGLE head keeps its own size" in said) == (kind == "eagle")
@@ -242,8 +243,8 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--top-p", "0.5"], "act at temperature > 0 only"),
         (["--max_new_tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),
-        (["--inflate", "9b"], "unknown shape '9b' to inflate to"),
-        (["--inflate", "16x4"], "16 wide is less than the target's 32"),
+        (["--through", f"{INFLATE}:9b"], "unknown shape '9b' to inflate to"),
+        (["--through", f"{INFLATE}:16x4"], "16 wide is less than the target's 32"),
         (["--prompt", " "], "the prompt is empty"),
         (["--prompt", "\udcff"], "the prompt b'\\xff' is no utf-8, this terminal's encoding; PYTHONUTF8=1"),
         (["--prompt", "x" * 300], "the prompt has 301 tokens, which leaves no room in 256 of context"),

@@ -269,19 +269,6 @@ def test_chain_and_none_draft_what_they_say(folder: Path, tmp_path: Path) -> Non
     assert all(set(c["tree_nodes"]) == {0} for line in lines_of(tmp_path / "none.jsonl") for c in line["choices"])
 
 
-def test_history_is_anothers_answers(folder: Path, tmp_path: Path) -> None:
-    history = tmp_path / "h.jsonl"
-    fixed = [
-        {"question_id": q["question_id"], "choices": [{"index": 0, "turns": ["Forty-two.", ""][: len(q["turns"])]}]}
-        for q in lines_of(folder / "q.jsonl")
-    ]
-    history.write_text("".join(json.dumps(line) + "\n" for line in fixed))
-    assert command(folder, tmp_path / "a.jsonl", "--history", str(history), "--limit", "1") == 0
-    tokenizer = make_tokenizer()
-    prompts = lines_of(tmp_path / "a.jsonl")[0]["choices"][0]["prompt_ids"]
-    assert [tokenizer.decode(ids) for ids in prompts] == ["<u>What is 0?<a>", "<u>What is 0?<a>Forty-two.<u>Why?<a>"]
-
-
 def test_own_history_is_the_own_answer(answers: Path) -> None:
     choice = lines_of(answers)[0]["choices"][0]
     assert make_tokenizer().decode(choice["prompt_ids"][1]) == f"<u>What is 0?<a>{choice['turns'][0]}<u>Why?<a>"
@@ -753,9 +740,7 @@ def test_an_exception_in_one_question_is_recorded_and_tried_again(
         (("--question-begin", "7"), "no questions left"),
         (("--answer-file", ""), "is a folder: name an answer file"),
         (("--question-file", "absent.jsonl"), "no question file at absent.jsonl"),
-        (("--history", "absent.jsonl"), "no answer file absent.jsonl"),
-        (("--history", "{wrong}"), "question 1 has no turns: it is no history"),
-        (("--inflate", "3b"), "unknown shape '3b'"),
+        (("--through", "3b"), "--through takes FILE.py:NAME, a function that changes a pair, got 3b"),
         (("--threads", "0"), "--threads must be at least 1, got 0"),
         (("--conv-template", "vicuna"), "no FastChat conversation is called 'vicuna'"),
         (("--num-gpus-total", "3", "--num-gpus-per-model", "2"), "not a multiple"),
@@ -964,19 +949,3 @@ def test_the_ceiling_of_each_step_is_written_down(
     figures = json.loads(out.splitlines()[-1])["overall"]
     known = [most for choice in alone for most in choice["ceilings"]]
     assert figures["ceiling"] == pytest.approx(sum(known) / len(known)) and "left at last layer" in out
-
-
-@pytest.mark.parametrize("kind", ["classic", "eagle"])
-def test_turns_that_keep_the_cache_are_answered_alike(
-    kind: str, folder: Path, tmp_path: Path, answered: dict[str, Path]
-) -> None:
-    for name, more in (("kept", []), ("lanes", ["--batch-size", "3"])):
-        assert command(folder, tmp_path / f"{name}.jsonl", "--reuse", *more, kind=kind) == 0
-    files = (answered[kind] / "a.jsonl", tmp_path / "kept.jsonl", tmp_path / "lanes.jsonl")
-    anew, kept, lanes = ([but_for_times(line["choices"][0]) for line in lines_of(file)] for file in files)
-    assert [choice["token_ids"] for choice in lanes] == [choice["token_ids"] for choice in anew]
-    for more, less in zip(anew, kept, strict=True):
-        taken_in = zip(more.pop("draft_tokens"), less.pop("draft_tokens"), strict=True)
-        assert more == less and [a > b for a, b in taken_in] == [False, True][: len(more["turns"])]
-    header = json.loads((tmp_path / "kept.jsonl.run.json").read_text())
-    assert header["settings"]["reuse"] is True

@@ -15,8 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import opt_tree
 from evaluation import latency
-from evaluation.run.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape
+from evaluation.run.models import made_of
+from experiments.inflate import SHAPES, Shape, inflate, inflate_pair, parse_shape
+from opt_tree.methods.own_files import load_file
 from opt_tree.tools import presets
+
+INFLATE = Path(__file__).parents[2] / "experiments" / "inflate.py"
 
 VARIANTS = {
     "grouped": {},
@@ -144,8 +148,7 @@ def test_a_model_gets_the_same_weights_every_time_and_the_global_seed_is_left_al
 def test_the_description_names_both_ends() -> None:
     model = small()
     model.config.name_or_path = "tiny"
-    assert describe(model) == ""
-    line = describe(inflate(model, "128x7"))
+    line = inflate(model, "128x7").config.made_of
     for part in ("inflated target", "tiny (", "7 layers", "hidden 128", "16 query and 8 key/value heads of 8"):
         assert part in line
 
@@ -221,15 +224,14 @@ def test_an_inflated_pair_keeps_the_heads_size_and_frees_the_small_target() -> N
     assert head.temperature == 0.5
     assert pair.drafter.features
     assert (pair.target.hidden, head.lm.hidden, head.max_context) == (64, 32, 256)
-    assert "the EAGLE head keeps its own size" in describe(pair.target.model, pair.drafter)
-    assert "head keeps" not in describe(pair.target.model)
+    assert made_of(pair).startswith("inflated target: ") and "the EAGLE head keeps its own size" in made_of(pair)
 
 
 def test_what_reads_other_hidden_states_is_refused_before_anything_is_made() -> None:
     pair = opt_tree.load_pair("demo", drafter="eagle3:demo")
     for drafter in ("eagle3:demo", "graft:1:eagle:demo+store:demo", "exit:demo"):
         pair = dataclasses.replace(pair, drafter=opt_tree.load_drafter(drafter, pair.target))
-        with pytest.raises(ValueError, match=r"reads hidden states of the target \(layers .*--inflate 350m knows only"):
+        with pytest.raises(ValueError, match=r"reads hidden states of the target \(layers .* 350m knows only"):
             inflate_pair(pair, "350m")
 
 
@@ -251,7 +253,7 @@ def test_a_head_is_measured_beside_assisted_generation_with_an_inflated_target(
     save_file(head.state_dict(), root / "head" / "model.safetensors")
     (root / "q.jsonl").write_text('{"question": "abacadae"}\n{"question": "hbhaagaf"}\n')
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr("evaluation.run.inflate.inflate", lambda *given: made.append(given) or inflate(*given))
+    monkeypatch.setattr(load_file(INFLATE), "inflate", lambda *given: made.append(given) or inflate(*given))
     models = f"--base-model-path {root}/target --question-file {root}/q.jsonl --assistant {root}/draft"
     asked = "--dtype float32 --device cpu --nodes 6 --thresholds 0.1 --max-new-tokens 6 --json"
 
@@ -264,7 +266,7 @@ def test_a_head_is_measured_beside_assisted_generation_with_an_inflated_target(
         plain, said = measure(*drafter)
         assert "inflated" not in said
         made.clear()
-        large, said = measure(*drafter, "--inflate", "64x4")
+        large, said = measure(*drafter, "--through", f"{INFLATE}:inflate_pair:64x4")
         assert len(made) == 1
         assert "inflated target" in said and ("the EAGLE head keeps its own size" in said) == ("ea" in drafter[0])
         assert {name: row.get("tokens/step") for name, row in plain.items()} == {

@@ -150,5 +150,5 @@ def test_bad_input_gives_one_line(folder: Path, tmp_path: Path, capsys: pytest.C
     models += ["--device", "cpu"]
     assert "--threads must be at least 1, got 0" in complaint(*models, "--threads", 0)
     assert "--max-new-tokens must be at least 1, got 0" in complaint(*models, "--max-new-tokens", 0)
-    assert "unknown shape 'huge'" in complaint(*models, "--inflate", "huge")
+    assert "--through takes FILE.py:NAME" in complaint(*models, "--through", "huge")
     assert "nowhere" in complaint("--base-model-path", tmp_path / "nowhere")

@@ -24,6 +24,7 @@ from opt_tree.models.compiling import compile_forwards
 from opt_tree.tools.presets import plain
 
 NEW = 32
+INFLATE = Path(__file__).parents[2] / "experiments" / "inflate.py"
 QUESTION = "Why is the sky blue?"
 
 pytestmark = pytest.mark.usefixtures("kernel", "quantised_kernel")
@@ -162,6 +163,6 @@ def test_what_cannot_be_quantised_is_one_line() -> None:
 
 
 def test_commands_quantise_a_target_that_was_inflated_first() -> None:
-    for more in ({}, {"inflate": "384x14"}):
+    for more in ({}, {"through": f"{INFLATE}:inflate_pair:384x14"}):
         pair = load(Models(drafter="ngram", weights="int8", dtype="bfloat16", **more), "cpu")
         assert pair.target.size.endswith("bfloat16, int8") and pair.target.canonical

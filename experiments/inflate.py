@@ -1,5 +1,7 @@
 """A small Llama target blown up to the shape of a large one that computes the same function.
 
+    python -m evaluation.latency --through experiments/inflate.py:inflate_pair:350m     (1b, 7b, 8b, 13b, HIDDENxLAYERS)
+
 Speed-ups depend on the latency of large targets, acceptance on what a target says. Where no large weights are at hand,
 `inflate` gives the first with the second: every matrix has the large model's shape and is read in every forward, the
 logits are the small model's. Owns the arithmetic of that; knows nothing of decoding.
@@ -34,7 +36,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from opt_tree.backends.quantised import quantise
-from opt_tree.drafter import Drafter
 from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.models.capabilities import size_of
@@ -114,6 +115,7 @@ def inflate(model: PreTrainedModel, spec: str) -> LlamaForCausalLM:
         place = (2 * index + 1) * config.num_hidden_layers // (2 * model.config.num_hidden_layers)
         _inflate_layer(layer, large.model.layers[place], stretch)
     large.generation_config = copy.deepcopy(model.generation_config)
+    large.config.made_of = _described(config, model, large)
     return large
 
 
@@ -128,8 +130,8 @@ def inflate_pair(pair: Pair, spec: str, large: PreTrainedModel | None = None, we
     if drafter.features and not (isinstance(drafter, EagleDrafter) and tuple(drafter.features) == (-1,)):
         read = ", ".join(map(str, drafter.features))
         raise ValueError(
-            f"{drafter.describe()} reads hidden states of the target (layers {read}): of these, --inflate {spec} knows "
-            "only what an EAGLE-1 head reads; take eagle:, or a drafter that reads none, as lm: and store:"
+            f"{drafter.describe()} reads hidden states of the target (layers {read}): of these, one inflated to {spec} "
+            "knows only what an EAGLE-1 head reads; take eagle:, or a drafter that reads none, as lm: and store:"
         )
     if large is None:
         large = inflate(small, spec)
@@ -148,6 +150,11 @@ class DeflatedFeatures(DrafterAround):
     Everything else is the head's own: its size, its cache, the small output layer behind it. The product that makes
     the features is part of `begin` and `accept`, so a step's times contain it.
     """
+
+    made_of = (
+        "; the EAGLE head keeps its own size: it reads the features through the inverse of the inflation and predicts "
+        "through the small model's output layer"
+    )
 
     def __init__(self, drafter: EagleDrafter, deflation: Float[Tensor, "large small"]) -> None:
         super().__init__(drafter)
@@ -179,24 +186,14 @@ def _deflation(small: Any, hidden: int) -> Float[Tensor, "large small"]:
     return _isometry(hidden, len(norm)) * (len(norm) / hidden) ** 0.5 * norm
 
 
-def describe(model: PreTrainedModel, drafter: Drafter | None = None) -> str:
-    """Say what a model was inflated from, for the line above every table; an empty string for one that was not.
-
-    `drafter`: the one that drafts for it; what became of a head's features is said, too.
-    """
-    origin = getattr(model.config, "inflated_from", None)
-    if origin is None:
-        return ""
-    c = model.config
-    head = (
-        "; the EAGLE head keeps its own size: it reads the features through the inverse of the inflation and predicts "
-        "through the small model's output layer"
-    )
+def _described(config: LlamaConfig, small: PreTrainedModel, large: PreTrainedModel) -> str:
+    """What a model was inflated from, for the line above every table."""
+    origin = f"{small.config.name_or_path or 'an unnamed Llama'} ({size_of(small)})"
     return (
-        f"inflated target: {origin} blown up to {size_of(model)} ({c.num_hidden_layers} layers, hidden "
-        f"{c.hidden_size}, MLP {c.intermediate_size}, {c.num_attention_heads} query and {c.num_key_value_heads} key/"
-        f"value heads of {c.head_dim}); same function, so acceptance is the small model's and latency the large one's"
-        f"{head if drafter is not None and drafter.features else ''}"
+        f"inflated target: {origin} blown up to {size_of(large)} ({config.num_hidden_layers} layers, hidden "
+        f"{config.hidden_size}, MLP {config.intermediate_size}, {config.num_attention_heads} query and "
+        f"{config.num_key_value_heads} key/value heads of {config.head_dim}); same function, so acceptance is the "
+        "small model's and latency the large one's"
     )
 
 
@@ -205,17 +202,17 @@ def _config(model: PreTrainedModel, shape: Shape, spec: str) -> LlamaConfig:
     small: Any = model.config
     if type(model) is not LlamaForCausalLM:
         raise ValueError(
-            f"--inflate {spec}: {type(model).__name__} is not of the Llama architecture; only that one is inflated"
+            f"inflated to {spec}: {type(model).__name__} is not of the Llama architecture; only that one is inflated"
         )
     if not all(parameter.is_floating_point() for parameter in model.parameters()):
-        raise ValueError(f"--inflate {spec}: the target is quantised; load it in float32, bfloat16 or float16")
+        raise ValueError(f"inflated to {spec}: the target is quantised; load it in float32, bfloat16 or float16")
     unit = small.head_dim
     group = small.num_attention_heads // small.num_key_value_heads
     heads, rest = divmod(shape.hidden, unit)
     kv_heads, kv_rest = divmod(shape.kv_width or shape.hidden // group, unit)
     if rest or kv_rest or not kv_heads or heads % kv_heads:
         raise ValueError(
-            f"--inflate {spec}: a width of {shape.hidden} does not divide into heads of {unit} grouped by {group} as "
+            f"inflated to {spec}: a width of {shape.hidden} does not divide into heads of {unit} grouped by {group} as "
             f"in the target; take a multiple of {unit * group}"
         )
     intermediate = shape.intermediate or math.ceil(8 * shape.hidden / 3 / 256) * 256
@@ -230,14 +227,13 @@ def _config(model: PreTrainedModel, shape: Shape, spec: str) -> LlamaConfig:
     ):
         if there < needed:
             raise ValueError(
-                f"--inflate {spec}: {there} {what} is less than the target's {needed}; the shape must not be smaller"
+                f"inflated to {spec}: {there} {what} is less than the target's {needed}; the shape must not be smaller"
             )
     config = copy.deepcopy(small)
     config.hidden_size, config.num_hidden_layers, config.intermediate_size = shape.hidden, shape.layers, intermediate
     config.num_attention_heads, config.num_key_value_heads, config.head_dim = heads, kv_heads, unit
     config.rms_norm_eps = small.rms_norm_eps * small.hidden_size / shape.hidden
     config.tie_word_embeddings = False
-    config.inflated_from = f"{small.name_or_path or 'an unnamed Llama'} ({size_of(model)})"
     config.name_or_path = f"{small.name_or_path or 'llama'}+{spec.lower()}"
     return config
 
