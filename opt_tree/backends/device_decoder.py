@@ -105,7 +105,7 @@ class DeviceDecoder(Decoder):
         if rows > step.catching_up:  # a text begins, or the host took steps
             yield forward.part(0, rows - 1)
             forward = forward.part(rows - 1, rows)
-        asked = Asked(forward, run.context[-1], min(self.policy.max_depth, run.layers), self._ends_of(run))
+        asked = Asked(forward, run.context[-1], min(step.layers, run.layers), self._ends_of(run))
         choose = _Own(run, asked.limit)
         judged = step.run(asked, choose, run.lap)
         run.lap()
@@ -133,7 +133,7 @@ class DeviceDecoder(Decoder):
         target, drafter = cast(Model, self.target), cast(OfModel, self.drafter)
         if self._step is None or (self._step.target, self._step.drafter) != (target, drafter):
             assert self.growth is not None
-            self._step = TensorStep(target, drafter, self.growth, self.policy.max_depth)
+            self._step = TensorStep(target, drafter, self.growth, int(self.policy.max_depth))
         return self._step
 
     def _ends_of(self, run: Run) -> Tensor | None:

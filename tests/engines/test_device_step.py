@@ -344,6 +344,11 @@ def test_a_step_refuses_more_rows_than_its_shape_has():
         step.run(Asked(forward, 3, 2, None), lambda logits, depths: logits.argmax(-1))
 
 
+def test_whole_numbers_may_be_written_as_fractions():
+    decoder = decoder_of("eagle", OptTree(12, 0.1, 4.0))  # type: ignore[arg-type]
+    compare(decoder, new=8)
+
+
 def test_on_device_takes_a_decoder():
     with pytest.raises(TypeError, match="decoder"):
         on_device(np.zeros(3))  # type: ignore[arg-type]
