@@ -106,10 +106,7 @@ def trees_of(options: Options, pair: Pair) -> Trees:
 
 
 def methods_of(pair: Pair, trees: Trees, twice: bool = False) -> dict[str, Method]:
-    """The loop with every tree and, as `plain`, without one; a drafter learns nothing from prompt to prompt.
-
-    `twice`: every fixed tree by steps on the device, too. ValueError where there are none.
-    """
+    """The loop with every tree, also on the device if `twice`, and with none; no drafter learns from prompts."""
     decoders = {name: Decoder(pair.target, pair.drafter, tree) for name, tree in trees.items()}
     if twice:
         fixed = {name: on_device(decoder) for name, decoder in decoders.items() if name != AUTO}

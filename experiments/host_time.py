@@ -22,6 +22,7 @@ class Options:
     vocab: int = option(64, "tokens of the vocabulary", least=2)
     steps: int = option(20, "of each text", least=1)
     rounds: int = option(5, "texts of each kind, in turn", least=1)
+    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -32,6 +32,7 @@ from opt_tree.verify import greedy, match
 
 DEVICE = "device"
 """In `DeviceDecoder.taken`: steps that stayed on the device."""
+_NO_LIMIT = Model.key_limit
 
 
 class DeviceDecoder(Decoder):
@@ -104,8 +105,8 @@ class DeviceDecoder(Decoder):
         if rows > step.catching_up:  # a text begins, or the host took steps
             yield forward.part(0, rows - 1)
             forward = forward.part(rows - 1, rows)
-        choose = _Own(run)
-        asked = Asked(forward, run.context[-1], min(self.policy.max_depth, run.layers), self._ends_of(run))
+        asked = Asked(forward, run.context[-1], min(step.layers, run.layers), self._ends_of(run))
+        choose = _Own(run, asked.limit)
         judged = step.run(asked, choose, run.lap)
         run.lap()
         tree, path = judged.tree, judged.path
@@ -132,7 +133,7 @@ class DeviceDecoder(Decoder):
         target, drafter = cast(Model, self.target), cast(OfModel, self.drafter)
         if self._step is None or (self._step.target, self._step.drafter) != (target, drafter):
             assert self.growth is not None
-            self._step = TensorStep(target, drafter, self.growth, self.policy.max_depth)
+            self._step = TensorStep(target, drafter, self.growth, int(self.policy.max_depth))
         return self._step
 
     def _ends_of(self, run: Run) -> Tensor | None:
@@ -184,8 +185,9 @@ class DeviceDecoder(Decoder):
 class _Own:
     """The target's own token at every row of a tree: its argmax, or the draw of `match`."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, deepest: int) -> None:
+        """`deepest`: the depth of no row is greater."""
+        self._run, self._deepest = run, deepest
         self.scores: Tensor = torch.zeros(0)
         """The processed logits of the rows that it was asked about."""
 
@@ -197,8 +199,7 @@ class _Own:
         if self._run.sampling.greedy:
             return self.scores.argmax(-1)
         probs = self.scores.softmax(-1)
-        deepest = min(self._run.layers, rows - 1)
-        noise = self._run.random.noise(np.arange(deepest + 1), probs.shape[1], probs.device)
+        noise = self._run.random.noise(np.arange(self._deepest + 1), probs.shape[1], probs.device)
         return (noise[depths] / probs).argmin(-1)
 
 
@@ -209,6 +210,8 @@ def _why_not(target: Any, drafter: Any) -> str | None:
     for lm in (target, drafter.lm):
         if type(lm.cache) is not KVCache:
             return f"{lm.name} keeps its rows in a {type(lm.cache).__name__}"
+        if lm.key_limit < _NO_LIMIT:
+            return f"{lm.name} is causal for {lm.key_limit} keys, and a step is padded to more"
         if {shape.device for shape in lm.cache.shapes} != {target.device}:
             return "the layers are on several devices"
     if target.ranks is not None:

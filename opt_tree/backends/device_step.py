@@ -64,7 +64,7 @@ class TensorStep:
 
     def __init__(self, target: Model, drafter: OfModel, growth: Growth, layers: int) -> None:
         """`layers`: of the deepest tree."""
-        self.target, self.drafter, self.growth = target, drafter, growth
+        self.target, self.drafter, self.growth, self.layers = target, drafter, growth, layers
         self.catching_up = layers + 1 if drafter.features else 2
         """Rows that the drafter can lack after a step: a whole path and one token; or the last node, if it was not
         drafted below, and one token."""

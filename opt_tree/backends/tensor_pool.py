@@ -140,6 +140,7 @@ class TensorTree(NamedTuple):
         """
         own = torch.arange(len(self.tokens), device=self.tokens.device)
         agrees = (self.tokens == choice[self.parents]) | (own == 0)
+        # Rows that are not there would tie the root, and which of equal ones is the greatest is the device's affair.
         accepted = self.valid & ~(self.sees & ~agrees).any(1)
         leaf = torch.where(accepted, self.depths, -1).argmax()
         # Indexing with one number would read it.

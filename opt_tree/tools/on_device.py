@@ -31,7 +31,7 @@ def on_device(decoder: Decoder) -> DeviceDecoder:
     """
     require(Decoder, decoder=decoder)
     drafter, policy = decoder.drafter, decoder.policy
-    if not isinstance(drafter, OfModel) or type(drafter) not in DRAFTERS:
+    if type(drafter) not in DRAFTERS or not isinstance(drafter, OfModel):
         return DeviceDecoder(decoder, None, f"{_name(drafter)} drafts on the host")
     growth = growth_of(policy, drafter)
     return DeviceDecoder(decoder, growth, None if growth else f"{_name(policy)} looks at its trees on the host")

@@ -19,6 +19,7 @@ from methods.drafters.test_eagle3 import KNOWN, tiny_head3
 
 from opt_tree import Buckets, Sampling, Stop, generate_batch
 from opt_tree.backends.device_decoder import DEVICE, DeviceDecoder
+from opt_tree.backends.device_step import Asked
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.generation import Generation
@@ -306,6 +307,9 @@ def test_what_is_not_carried_takes_the_hosts_step_and_says_so():
         assert why in repr(device) and device.why and why in device.why
         same(device.generate(TEXT, 8), made.generate(TEXT, 8))
         assert DEVICE not in device.taken and device.taken[device.why] > 0
+    target.key_limit = 100
+    assert "is causal for 100 keys" in repr(on_device(Decoder(target, small, OPT)))
+    target.key_limit = CausalLM.key_limit
     assert f"steps: on {target.device}" in repr(on_device(Decoder(target, small, OPT)))
 
 
@@ -335,11 +339,14 @@ def test_a_step_refuses_more_rows_than_its_shape_has():
     device = on_device(decoder_of())
     device.generate(TEXT, 4)
     step = device._tensor_step()
-    from opt_tree.backends.device_step import Asked
-
     forward = device.drafter.lm.text([1, 2, 3])
     with pytest.raises(ValueError, match="catches up with 1 to 2 rows of the drafter, got 3"):
         step.run(Asked(forward, 3, 2, None), lambda logits, depths: logits.argmax(-1))
+
+
+def test_whole_numbers_may_be_written_as_fractions():
+    decoder = decoder_of("eagle", OptTree(12, 0.1, 4.0))  # type: ignore[arg-type]
+    compare(decoder, new=8)
 
 
 def test_on_device_takes_a_decoder():

@@ -15,6 +15,7 @@ from experiments import (
     certificates,
     contested,
     early_exit,
+    host_time,
     hybrids,
     linear_kernels,
     quantised,
@@ -41,6 +42,15 @@ def test_what_sampling_costs_at_a_vocabulary(capsys: pytest.CaptureFixture) -> N
     assert all(0 < row["nodes"] <= 60 and row["outside the forwards ms"] > 0 for row in rows)
     assert vocabulary.main(["--steps", "0"]) == 2
     assert "--steps must be at least 1" in capsys.readouterr().err
+
+
+def test_what_a_step_costs_the_host(capsys: pytest.CaptureFixture) -> None:
+    assert host_time.main(["--nodes", "4,20", "--steps", "2", "--rounds", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["nodes"], row["steps"]) for row in rows] == [(4, "host"), (4, "device"), (20, "host"), (20, "device")]
+    small, other, large, wide = (row["operations"] for row in rows)
+    assert max(small, large) < other == wide, "as many operations, whatever the tree"
+    assert host_time.main(["--rounds", "0"]) == 2
 
 
 def test_a_hybrid_scores_a_tree_in_one_forward(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
