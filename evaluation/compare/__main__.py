@@ -100,7 +100,7 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
             for key, task in bar:
                 bar.set_postfix_str(key)
                 file.append(task())
-                busy = contested() or busy
+                busy = busy or (contested() if options.along is None else None)  # nothing is timed along answers
     if busy:
         print(busy, file=sys.stderr)
     return refused
