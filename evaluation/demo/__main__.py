@@ -28,7 +28,7 @@ from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, di
 from evaluation.demo.options import BESIDE, Options
 from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.models import load, load_assistant
-from evaluation.timing import Method, environment, interleave
+from evaluation.timing import Method, Timings, environment, interleave
 from opt_tree import Beside, CausalLM, Decoder, Generation, OptTree, Pair, Sampling, explore, generate_beside
 from opt_tree.backends import package_cache as packages
 from opt_tree.drafter import described
@@ -90,12 +90,7 @@ def run(options: Options) -> None:
     print(f"{policy}, {describe_sampling(options.sampling)}", f"\n> {texts[0]}\n", sep="\n")
     first, ceilings = stream(decoder, pair, prompts[0], options)
     ways = methods(decoder, pair, options, assistant)
-    length = affordable(first.generation if isinstance(first, Beside) else first, options.max_new_tokens)
-    if length < options.max_new_tokens:
-        print(
-            f"compared below: answers of {length} tokens at most, since {options.max_new_tokens} would take long here\n"
-        )
-    timings = interleave(ways, prompts, length, options.rounds, TIME_LIMIT, options.seed)
+    timings = compare(ways, prompts, first.generation if isinstance(first, Beside) else first, options)
     differences = different_texts(timings, pair, prompts, options.sampling, options.seed)
     print(table(timings, differences, options.sampling))
     print(*notes(timings, pair, differences, options.sampling), sep="\n")
@@ -145,9 +140,12 @@ def stream(
     return generate_beside(watched, others, prompt, options.max_new_tokens, **given), watch.found
 
 
-def affordable(shown: Generation, wanted: int) -> int:
-    """How many new tokens an answer of the comparison may have, to take `ANSWER_LIMIT` seconds; 16 at least."""
-    return min(wanted, max(int(ANSWER_LIMIT * len(shown.tokens) / shown.seconds), 16))
+def compare(ways: dict[str, Method], prompts: list[list[int]], shown: Generation, options: Options) -> Timings:
+    """Time the methods. Answers are shorter, and that is said, where they would take longer than `ANSWER_LIMIT`."""
+    length = max(int(ANSWER_LIMIT * len(shown.tokens) / shown.seconds), 16)
+    if length < (wanted := options.max_new_tokens):
+        print(f"compared below: answers of {length} tokens at most, since {wanted} would take long here\n")
+    return interleave(ways, prompts, min(length, wanted), options.rounds, TIME_LIMIT, options.seed)
 
 
 def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTrainedModel | None) -> dict[str, Method]:

@@ -41,7 +41,7 @@ _RANKS = 20
 def load(name: str, role: str, weights: str | None) -> tuple[CausalLM, Any]:
     """Return a model in canonical arithmetic, in bfloat16 where this CPU multiplies it, and its tokenizer."""
     folder = resolve(name, role)
-    # Quantised weights are made of the file as it is: in bfloat16, where float32 would hold a copy of it all meanwhile.
+    # Quantised, both compute in bfloat16 on any CPU: what is stored is gone on with on another one.
     lm = load_causal_lm(folder, "auto" if weights is None else "bfloat16", "cpu", weights=weights)
     if not isinstance(lm, CausalLM):
         raise ValueError(f"{name} is scored path by path; its trees are not drafted here")

@@ -118,11 +118,10 @@ def load_causal_lm(
 
 def _widened(weight: Tensor) -> Tensor:
     """The numbers of a weight in float32; of a file's pages memory holds those of a piece at a time."""
-    wide = torch.empty_like(weight, dtype=torch.float32)
-    rows = max(_PIECE * len(weight) // max(weight.numel(), 1), 1)
-    for begin in range(0, len(weight), rows):
-        wide[begin : begin + rows] = weight[begin : begin + rows]
-        release(weight[begin : begin + rows])
+    wide = torch.empty(weight.shape, dtype=torch.float32)
+    for to, piece in zip(wide.view(-1).split(_PIECE), weight.reshape(-1).split(_PIECE), strict=True):
+        to.copy_(piece)
+        release(piece)
     return wide
 
 

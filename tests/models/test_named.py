@@ -307,6 +307,20 @@ def test_pip_s_own_reason_is_in_the_line(tiny, monkeypatch, tmp_path):
     assert "exit status 1" in failure(lambda: sources.from_index(KNOWN["smollm2"], tmp_path))
 
 
+def test_the_bar_passes_over_what_pip_has_just_removed(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "there").write_bytes(bytes(3_000_000))
+    scandir = os.scandir
+
+    def listed(path):
+        if str(path).endswith("gone"):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    assert sources._megabytes(tmp_path) == 3
+
+
 def test_a_torn_wheel_and_one_with_other_contents_are_refused(tiny, file, tmp_path):
     data = file.read_bytes()
     for other, why in ((data[: len(data) // 2], "bytes, expected"), (data + b"more", "bytes"), (data[::-1], "sha256")):

@@ -92,6 +92,8 @@ def test_a_file_in_bfloat16_is_quantised_as_it_is(tmp_path: Path, monkeypatch: p
     loaded.clear()
     monkeypatch.setattr(checkpoints, "_load_whole", rounded)
     assert load_causal_lm(str(tmp_path), torch.float32, weights="int4").dtype == torch.float32
+    scalar = torch.tensor(1.5, dtype=torch.bfloat16)
+    assert checkpoints._widened(scalar).equal(torch.tensor(1.5)), "also of one number"
     assert loaded == [torch.bfloat16, torch.float32], "what is computed from the dtype is computed in float32"
 
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +133,10 @@ def _download(wheel: Wheel, folder: Path, bar: Any, before: int) -> Path:
 
 def _megabytes(folder: Path) -> float:
     sizes = 0
-    for path in folder.rglob("*"):
-        try:
-            sizes += path.stat().st_size
-        except OSError:  # pip has just removed it
-            continue
+    for place, _, names in os.walk(folder):  # which passes over folders that pip has just removed
+        for name in names:
+            with suppress(OSError):  # and so with files
+                sizes += os.stat(f"{place}/{name}").st_size
     return round(sizes / 1e6, 1)
 
 
