@@ -95,7 +95,8 @@ DIFFERS = {
     "khisti": "the linear programme settles 5 tokens",
     "parallelspec": "what stands for a mask's feature is ours; not built into EAGLE or Medusa",
     "predicted": "a distribution over lengths, where the paper's predictor says one number",
-    "rasd": "one policy picks from both trees, where the paper verifies both whole; the pruning is a report's",
+    "rasd": "the pruning is a report's, the sizes are EAGLE-2's and REST's; as a drafter under another policy, that "
+    "policy picks from both trees",
     "rheo": "recursive rejection, where the paper has optimal transport",
     "selected": "tokens are predicted and seconds counted, where the paper's network says the action",
     "store": "interpolated counts, where REST takes the longest match",

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
 from opt_tree.methods.controllers.registry import Wanted, make_controller
+from opt_tree.methods.drafters.combined.rasd import BothTrees, Rasd
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.methods.policies.acceptance_rates import HALVING
 from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
@@ -48,6 +50,18 @@ def opt(target: Target, drafter: Drafter, policy: OptTree = OptTree()) -> Decode
     return Decoder(target, drafter, policy)
 
 
+def rasd(target: Target, drafter: Drafter) -> Decoder:
+    """RASD (arXiv:2503.03434): the model's tree and a pruned tree of retrieved branches, both verified whole.
+
+    A drafter `rasd:MODEL+store:PATH` retrieves from its store, as REST does; any other one is merged with what followed
+    the same one to three tokens in the text at hand, as in prompt lookup. The paper has both retrievals.
+    """
+    known = drafter if isinstance(drafter, Rasd) else Rasd(drafter, NGramDrafter((0.0, 0.0, 0.0)))
+    fused = Rasd(known.drafter, known.retrieval, known.top, Eagle2().max_depth)
+    return Decoder(target, fused, BothTrees(fused))
+
+
+PRESETS.register("rasd", "the model's tree and the retrieved one, fused and verified whole", "2503.03434")(rasd)
 PRESETS.register("plain", "plain decoding in the same loop: the baseline of every speed-up reported here")(plain)
 PRESETS.register("opt", "OPT-Tree, on an independent drafter or an EAGLE head", "2406.17276")(opt)
 
