@@ -73,7 +73,7 @@ READ = {
     "2410.05589": "abstract, others' reports",
     "2410.11744": "not recorded what was read",
     "2410.18234": "as the delayed trees' paper (2602.16994) has it",
-    "2412.18910": "the sections that are quoted",
+    "2412.18910": "whole text",
     "2412.19437": "not recorded what was read",
     "2503.01840": "abstract, others' reports, code",
     "2503.03434": "abstract, others' reports",
@@ -89,16 +89,20 @@ READ = {
 DIFFERS = {
     "beta": "the posterior's update is ours",
     "calibrated": "the update and the prediction are ours",
+    "delayed_selected": "trained on one draw a root, where the paper averages four; the penalty's sizes are ours",
     "dspark": "no scheduler, one temperature for all places; layer -1, its code's embedding, is refused",
     "eagle1": "grown from rates; the released tree is `eagle1_list`",
+    "eesd": "as `calibrated` and `exit`",
+    "eesd_beta": "as `beta` and `exit`",
     "exit": "reads through the target's output layer, where by reports the paper's exit trains one of its own",
     "khisti": "the linear programme settles 5 tokens",
-    "parallelspec": "what stands for a mask's feature is ours; not built into EAGLE or Medusa",
+    "parallelspec": "what stands for a mask's feature is ours",
+    "parallelspec_eagle": "as `parallelspec`",
+    "parallelspec_medusa": "as `parallelspec`: its head reads EAGLE's pairs, the paper's for Medusa was not read",
     "predicted": "a distribution over lengths, where the paper's predictor says one number",
     "rasd": "the pruning is a report's, the sizes are EAGLE-2's and REST's; as a drafter under another policy, that "
     "policy picks from both trees",
     "rheo": "recursive rejection, where the paper has optimal transport",
-    "selected": "tokens are predicted and seconds counted, where the paper's network says the action",
     "store": "interpolated counts, where REST takes the longest match",
     "threshold_chain": "on one path, as 2412.18910 compares it",
 }
@@ -151,7 +155,8 @@ def page() -> str:
             "`--controller NAME`: which tree, before each step. The largest tree is that of the tree options.\n",
             table(CONTROLLERS.values(), {}),
             "## Presets\n",
-            "`PRESETS[NAME].make(target, drafter)` of `opt_tree.tools.presets`: a method's decoder.\n",
+            "`make_preset(NAME, target, drafter)` of `opt_tree.tools.presets`: a method's decoder. PATH is the folder",
+            "of what was trained for it. `python -m experiments.systems` sets four of them beside OPT-Tree.\n",
             table(PRESETS.values(), {}),
         ]
     )
