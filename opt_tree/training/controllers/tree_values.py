@@ -323,8 +323,6 @@ def train(args: argparse.Namespace) -> None:
     """Survey, train, say what came of it, and write."""
     plan = from_fields(Plan, args)
     judge_of(plan.verifier)  # refuses what is wrong before anything is loaded
-    if min(plan.branches, plan.trunk, plan.length) < 1:
-        raise ValueError(f"sizes are at least 1, got {plan.branches}, {plan.trunk} and {plan.length}")
     tables = read_costs(args.costs) if args.costs else {}
     pair = load_pair(args.target, args.drafter, dtype=args.dtype)
     costs = next(iter(tables.values())) if tables else costs_of(pair.target, pair.drafter)
