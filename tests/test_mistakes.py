@@ -120,7 +120,7 @@ CASES: list[tuple[object, str, str]] = [
     (train, "--target {target} --features {full} --output {new} --minutes nan", "--minutes must be above 0, got nan"),
     (train, "--target {target} --features {full} --output {new} --unroll x", "'x' is no list of pairs"),
     (draft_length, "--answers {rows} --output {full}", "which would be deleted: name a new folder"),
-    (tree_values, "--answers {rows} --output {new} --trunks x", "not a comma list of numbers: 'x'"),
+    (tree_values, "--answers {rows} --output {new} --branches 0", "--branches must be above 0, got 0"),
     (calibrate, "--prompts {file}", "it takes 2 prompts at least"),
     (calibrate, "--prompts {empty} --output {new}", "no prompts in {empty}"),
     (calibrate, "--output {new} --device xpu", "no device 'xpu' here"),

@@ -5,10 +5,19 @@ Owns the list. A drafter goes with each; what it is, the caller says.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
+from opt_tree.errors import require
+from opt_tree.methods.controllers.beta_length import BetaLength
+from opt_tree.methods.controllers.calibrated_length import CalibratedLength
 from opt_tree.methods.controllers.registry import Wanted, make_controller
+from opt_tree.methods.controllers.selected import SelectedTree
+from opt_tree.methods.controllers.selector import Selector
+from opt_tree.methods.drafters.combined.rasd import BothTrees, Rasd
+from opt_tree.methods.drafters.seen import Seen
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.methods.policies.acceptance_rates import HALVING
 from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
@@ -18,7 +27,7 @@ from opt_tree.methods.policies.greedy_static import greedy_static_tree
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.policies.sequoia import SequoiaTree
-from opt_tree.methods.policies.static import TOKEN_RECYCLING, Static
+from opt_tree.methods.policies.static import EAGLE_1, TOKEN_RECYCLING, Static
 from opt_tree.methods.policies.talon import Talon
 from opt_tree.methods.registry import Method, Registry
 from opt_tree.methods.verifiers.block_verification import block
@@ -27,15 +36,18 @@ from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.recursive_rejection import without_replacement
 from opt_tree.methods.verifiers.rheo_sampling import rheo
 from opt_tree.methods.verifiers.traversal_verification import traversal
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.named import resolve
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
 from opt_tree.target import Target
 from opt_tree.tools.step_costs import costs_of
 from opt_tree.verify import Verifier, match
 
-PRESETS = Registry("preset", Method[Callable[[Target, Drafter], Decoder]])
-"""From a name to the function that makes the decoder of a target and a drafter."""
+PRESETS = Registry("preset", Method[Callable[..., Decoder]])
+"""From a name to the function that makes the decoder of a target and a drafter; one that has a `part` is also given the
+folder of what was trained for it."""
 
 
 def plain(target: Target, drafter: Drafter | None = None) -> Decoder:
@@ -48,6 +60,65 @@ def opt(target: Target, drafter: Drafter, policy: OptTree = OptTree()) -> Decode
     return Decoder(target, drafter, policy)
 
 
+def rasd(target: Target, drafter: Drafter) -> Decoder:
+    """RASD (arXiv:2503.03434): the model's tree and a pruned tree of retrieved branches, both verified whole.
+
+    A drafter `rasd:MODEL+store:PATH` retrieves from its store, as REST does; any other one is merged with what followed
+    the same one to three tokens in the text at hand, as in prompt lookup. The paper has both retrievals.
+    """
+    known = drafter if isinstance(drafter, Rasd) else Rasd(drafter, NGramDrafter((0.0, 0.0, 0.0)))
+    fused = Rasd(known.drafter, known.retrieval, known.top, Eagle2().max_depth)
+    return Decoder(target, fused, BothTrees(fused))
+
+
+def eesd(target: Target, drafter: Drafter, control: Callable[[], TreePolicy] = CalibratedLength) -> Decoder:
+    """EESD (arXiv:2406.03853): an early exit, drafter `exit:PATH`, whose chain is as long as Thompson sampling says."""
+    return Decoder(target, drafter, control())
+
+
+def delayed_selected(target: Target, drafter: Drafter, folder: str) -> Decoder:
+    """Delayed trees with the neural selector (arXiv:2602.16994), judged by the verifier that it was trained for."""
+    require(CausalLM, target=target)
+    seen = Seen(drafter)
+    selector = Selector.load(folder, target, seen.models[0])
+    return Decoder(target, seen, SelectedTree(selector, seen), selector.choice.judge)
+
+
+def make_preset(spec: str, target: Target, drafter: Drafter) -> Decoder:
+    """Make the decoder of a preset: `rasd`, or `delayed_selected:PATH` for one with a trained part.
+
+    Raises ValueError for an unknown name and a path that is missing or not wanted, CheckpointError for a PATH that
+    holds nothing for this pair.
+
+        make_preset("rasd", pair.target, pair.drafter).generate(pair.encode("Why is the sky blue?"))
+    """
+    name, path = PRESETS.split(spec)
+    method = PRESETS.named(name)
+    if (method.part is not None) != bool(path):
+        what = "no files" if method.part is None else f"a folder: {name}:PATH"
+        raise ValueError(f"preset {name} reads {what}, got {spec!r}")
+    return method.make(target, drafter, *([resolve(path, method.part)] if method.part else []))
+
+
+def _list(name: str, make: Callable[..., Decoder], paper: str, about: str, **more: Any) -> None:
+    PRESETS.register(name, about, paper, **more)(make)
+
+
+_list("rasd", rasd, "2503.03434", "the model's tree and the retrieved one, fused and verified whole")
+_list("eesd", eesd, "2406.03853", "an early exit's chain, its length by the calibrated posterior")
+_list(
+    "eesd_beta",
+    lambda target, drafter: eesd(target, drafter, BetaLength),
+    "2406.03853",
+    "an early exit's chain, its length by the Beta posterior",
+)
+_list(
+    "delayed_selected",
+    delayed_selected,
+    "2602.16994",
+    "delayed trees, the sizes of each step's chosen by a network",
+    part="trees",
+)
 PRESETS.register("plain", "plain decoding in the same loop: the baseline of every speed-up reported here")(plain)
 PRESETS.register("opt", "OPT-Tree, on an independent drafter or an EAGLE head", "2406.17276")(opt)
 
@@ -75,6 +146,19 @@ _preset(
     "2408.08696",
     "Token Recycling's fixed tree of 80 nodes, on the drafter `TokenRecycling`",
     Static.of_widths(TOKEN_RECYCLING),
+)
+
+_preset(
+    "parallelspec_eagle",
+    "2410.05589",
+    "ParallelSpec in EAGLE: EAGLE-1's released tree, on the drafter `parallelspec:PATH`",
+    Static.of_widths(EAGLE_1),
+)
+_preset(
+    "parallelspec_medusa",
+    "2410.05589",
+    "ParallelSpec in Medusa: Medusa's tree, on the drafter `parallelspec:PATH`",
+    greedy_static_tree(HALVING, 63, 4),
 )
 
 # Trees whose children are drawn: for a temperature above 0.

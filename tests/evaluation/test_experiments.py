@@ -19,6 +19,7 @@ from experiments import (
     hybrids,
     linear_kernels,
     quantised,
+    systems,
     turns,
     vocabulary,
 )
@@ -33,6 +34,20 @@ def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
     assert second["kept, CPU ms"] > 0 and second["anew, CPU ms"] > 0
     assert turns.main(["--rounds", "0"]) == 2
     assert "rounds must be at least 1" in capsys.readouterr().err
+
+
+def test_whole_systems_beside_opt_tree_alone(capsys: pytest.CaptureFixture) -> None:
+    """With as many nodes and layers, and plain decoding's texts."""
+    short = ["--dtype", "float32", "--limit", "1", "--max-new-tokens", "8"]
+    assert systems.main([*short, "--systems", "parallelspec,delayed", "--seconds", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    inside, alone, *_ = found["parallelspec"]
+    assert (inside["method"], inside["= plain"], alone["= plain"]) == ("parallelspec_eagle", "1/1", "1/1")
+    assert 0 < inside["nodes/step"] <= 25 and 0 < inside["draft forwards/step"] <= 1 and inside["tokens/s"] > 0
+    assert alone["method"] == f"OPT-Tree, {round(inside['nodes/step'])} nodes, 5 layers"
+    assert found["delayed"][0]["method"] == "delayed" and found["delayed"][0]["nodes/step"] <= 14
+    assert systems.main(["--systems", "rasp"]) == 2
+    assert "there is no system rasp" in capsys.readouterr().err
 
 
 def test_what_sampling_costs_at_a_vocabulary(capsys: pytest.CaptureFixture) -> None:

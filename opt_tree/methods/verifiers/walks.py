@@ -182,21 +182,31 @@ def block_efficiency(tree: Tree, target_probs: Float[Tensor, "rows vocab"], veri
             expected += left * attempt.probability * (1 + tree.depths[attempt.row])
             left *= 1 - attempt.probability
         return float(expected)
+    return float(sum(reached(tree, target_probs, verifier)))
+
+
+def reached(tree: Tree, target_probs: Float[Tensor, "rows vocab"], verifier: Verifier) -> list[float]:
+    """Return how likely a top-down verifier is to come to each depth of this tree, the root's first.
+
+    As exact as `block_efficiency`, which is the sum. A tree cut behind a depth has the same numbers as far as it goes.
+    """
+    logits = target_probs.log()
     if verifier.branching is None:
         raise ValueError(f"verifier {verifier.__name__} has no branching rule to compute its block efficiency from")
     if tree.nodes and verifier.valid_for and TopK not in verifier.valid_for:
         drafted_from(tree)
-    expected, open_nodes = 0.0, [(np.zeros(1, dtype=np.int64), 1.0)]
+    depths = tree.depths.tolist()
+    found, open_nodes = [0.0] * (max(depths) + 1), [(np.zeros(1, dtype=np.int64), 1.0)]
     while open_nodes:
-        rows, reached = open_nodes.pop()
-        expected += reached
+        rows, probability = open_nodes.pop()
+        found[depths[rows[0]]] += probability
         children = below(tree, rows)
         if len(children):
             tokens, emitted = _emitted(tree, logits, rows, children, verifier.branching)
             for token in np.unique(tree.tokens[children]):
                 equal = children[tree.tokens[children] == token]
-                open_nodes.append((equal, reached * float(emitted[tokens.searchsorted(token)])))
-    return expected
+                open_nodes.append((equal, probability * float(emitted[tokens.searchsorted(token)])))
+    return found
 
 
 def _emitted(

@@ -1,40 +1,48 @@
-"""Train the network that chooses delayed trees and their verifiers (arXiv:2602.16994, Appendix E).
+"""Train the neural selector of delayed trees for a pair and a verifier (arXiv:2602.16994, section 6 and Appendix E).
 
-    python -m opt_tree.training.controllers.tree_values --target demo --drafter eagle:demo \\
-        --answers FILE_OR_FOLDER... --output DIR
+    python -m opt_tree.training.controllers.tree_values --target demo --drafter lm:demo \\
+        --answers FILE_OR_FOLDER... --output DIR [--costs FILE]
 
-The prompts of `--answers` are continued by sampling. Each step drafts one of a few large trees in turn. On what was
-drawn, the exact block efficiency of every verifier is computed, without the noise of accepting and rejecting: for the
-tree itself and for each smaller one inside it (fewer branches, shorter ones, a chain). A step teaches the actions that
-its tree contains. What a verifier costs is measured on the way. One step in eight is held out.
+The prompts of `--answers` are continued by sampling. Every `--every` tokens a comb of trees is drawn: a trunk, and
+branches from each of its nodes, so that every (K, L1, L2) is a part of it. On what was drawn, the exact block
+efficiency of each is computed, without the noise of accepting and rejecting (equation 3). The network's choice is
+trained to bring more tokens a second than the best single tree does, and nowhere to fall far behind it (equation 12).
+One root in eight is held out. The paper averages four draws a root, here is one. It does not say the penalty's weight
+and share, the optimizer, nor the dropout: those are ours.
 """
 
 import sys
 from dataclasses import dataclass
 
-from opt_tree.training.command_line import Parser, command, pair_parser
+from opt_tree.training.command_line import Parser, command, existing, pair_parser
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is chosen from, how many steps are surveyed, and how the network is trained."""
+    """What is chosen from, how many roots are surveyed, and how the network is trained."""
 
-    trunks: str = "0,1,2,4"  # tokens before the branching point
-    branches: str = "2,4"  # branches of a tree
-    lengths: str = "2,4"  # tokens of a branch
-    chains: str = "0,1,2,3,4,6,8"  # chains beside them; 0: no tree
-    verifiers: str = "traversal,multi_round"
+    branches: int = 4  # K at most
+    trunk: int = 8  # L1 at most
+    length: int = 8  # L2 at most
+    verifier: str = "multi_round"  # judges the trees: SpecInfer's rule
     temperature: float = 1.0
-    steps: int = 3000
+    roots: int = 1000
+    every: int = 16  # tokens between two roots
     tokens: int = 64  # a prompt
-    width: int = 32
-    epochs: int = 30
+    width: int = 128  # of a projected hidden state
+    inner: int = 512  # of the first inner layer; the second one has 32
+    epochs: int = 60
     lr: float = 1e-3
+    dropout: float = 0.1
+    penalty: float = 1.0  # weight of falling behind the best single tree
+    worst: float = 0.2  # share of a batch that is penalised, the worst of it
     seed: int = 0
 
 
 def new_parser() -> Parser:
-    return pair_parser("Train the network that chooses delayed trees and their verifiers.", Plan())
+    parser = pair_parser("Train the neural selector of delayed trees for a pair and a verifier.", Plan())
+    parser.add_argument("--costs", type=existing, help="JSON table of what steps cost; by default they are measured")
+    return parser
 
 
 main = command(new_parser, "opt_tree.training.controllers.tree_values:train")
@@ -45,30 +53,34 @@ if __name__ == "__main__":
 import argparse
 import copy
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
-from scipy.optimize import nnls
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
 from opt_tree.answers import LogProbs, probs_of
 from opt_tree.decoder import Decoder
 from opt_tree.methods.children.iid import IID
-from opt_tree.methods.controllers.selected import KIND, Action, Choice, Informed, TreeValues
+from opt_tree.methods.controllers.selected import SelectedTree
+from opt_tree.methods.controllers.selector import Action, Choice, Known, Selector
+from opt_tree.methods.drafters.seen import Seen
 from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.verifiers.registry import VERIFIERS
-from opt_tree.methods.verifiers.walks import block_efficiency
+from opt_tree.methods.verifiers.walks import reached
 from opt_tree.policy import TreePolicy
+from opt_tree.pool import CandidatePool
 from opt_tree.random import Random
 from opt_tree.sampling import Logits, Sampling, whole
-from opt_tree.system.command_line import from_fields, whole_numbers
+from opt_tree.step import Outcome, Step
+from opt_tree.system.command_line import from_fields
+from opt_tree.tools.cost_files import read_costs
 from opt_tree.tools.pair import Pair, load_pair
+from opt_tree.tools.step_costs import costs_of
 from opt_tree.training.answers import read_examples
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.optimizer import epochs
@@ -76,49 +88,81 @@ from opt_tree.training.plans import Cut
 from opt_tree.tree import Tree
 from opt_tree.verify import Verdict, Verifier, check
 
-HELD_OUT = 8
+HELD_OUT, BATCH = 8, 128
 
 
 def actions_of(plan: Plan) -> tuple[Action, ...]:
-    """Everything that can be chosen; ValueError for a verifier that is not exact for drawn trees."""
-    names = plan.verifiers.split(",")
-    for name in names:
-        if name not in VERIFIERS or VERIFIERS[name].make.greedy_only:
-            raise ValueError(f"no verifier {name} for drawn children")
-        try:
-            check(VERIFIERS[name].make, IID((2,)))
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-    trunks, branches, lengths, chains = (
-        whole_numbers(text) for text in (plan.trunks, plan.branches, plan.lengths, plan.chains)
-    )
-    shapes = [(1, chain, 0) for chain in chains]
-    shapes += [(k, trunk, length) for trunk in trunks for k in branches for length in lengths]
-    return tuple(Action(*shape, name) for shape in shapes for name in names if sum(shape[1:]) or name == names[0])
+    """Every tree that can be chosen, each once: with one branch (K, L1, L2) is a chain. The empty one is the first."""
+    chains = [Action(1, length, 0) for length in range(plan.trunk + plan.length + 1)]
+    sizes = [(k, trunk) for k in range(2, plan.branches + 1) for trunk in range(plan.trunk + 1)]
+    return (*chains, *(Action(k, trunk, length) for k, trunk in sizes for length in range(1, plan.length + 1)))
 
 
-def surveys_of(plan: Plan) -> list[Delayed]:
-    """The trees that are drawn: for each trunk the largest, and the longest chain."""
-    branches, length = (max(whole_numbers(text)) for text in (plan.branches, plan.lengths))
-    longest = max(whole_numbers(plan.chains))
-    return [Delayed(trunk, branches, length) for trunk in whole_numbers(plan.trunks)] + [Delayed(longest, 1, 0)]
+def judge_of(name: str) -> Verifier:
+    """The verifier of a name; ValueError for one that is not exact for drawn trees, or does not walk down them."""
+    if name not in VERIFIERS or VERIFIERS[name].make.greedy_only:
+        raise ValueError(f"no verifier {name} for drawn children")
+    try:
+        check(VERIFIERS[name].make, IID((2,)))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    if VERIFIERS[name].make.branching is None:
+        raise ValueError(f"the selector is trained for verifiers that walk down a tree, which {name} does not")
+    return VERIFIERS[name].make
 
 
-def inside(tree: Tree, trunk: int, action: Action) -> Bool[np.ndarray, " rows"] | None:
-    """Return which rows of a delayed tree would have been drawn for an action; None where it is none of its parts.
+@dataclass(frozen=True)
+class Comb(TreePolicy):
+    """A trunk, and below its root and each node of it `branches` branches: the union of all delayed trees of the sizes.
 
-    Branches are drawn independently, so the first of them, and their first tokens, are what a smaller tree draws.
+    Trunk 1, two branches of length 1; the trunk goes on at a node's last child:
+
+              root
+             /  |  \\
+            a   b   c
+                   / \\
+                  a   b
     """
-    branch, depths, count = np.zeros(len(tree), dtype=np.int64), tree.depths, 0
-    for row in range(1, len(tree)):
-        if depths[row] == trunk + 1:
-            branch[row], count = count, count + 1
-        elif depths[row] > trunk + 1:
-            branch[row] = branch[tree.parents[row]]
-    depth = action.trunk + action.length
-    if depth > depths.max() or (action.length and action.trunk != trunk) or action.branches > max(count, 1):
-        return None
-    return (depths <= depth) & (branch < action.branches)
+
+    branches: int
+    trunk: int
+    length: int
+
+    @property
+    def children(self) -> IID:
+        return IID((self.branches + 1,) * self.max_depth)
+
+    @property
+    def max_depth(self) -> int:
+        return self.trunk + self.length
+
+    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
+        starts, _ = self.places(pool.parents, pool.depths)
+        newest = pool.newest
+        trunk = (starts[newest] < 0) & (pool.depth <= self.trunk)
+        branches = (starts[newest] >= 0) & (starts[newest] <= self.trunk) & (pool.depth - starts[newest] < self.length)
+        return newest[trunk | branches] if pool.depth < self.max_depth else None
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        starts, _ = self.places(pool.parents, pool.depths)
+        return (starts <= self.trunk).nonzero()[0]
+
+    def places(
+        self, parents: Int[np.ndarray, " rows"], depths: Int[np.ndarray, " rows"]
+    ) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " rows"]]:
+        """Of every row the depth of the trunk's node that its branch leaves, -1 for the trunk itself and `max_depth`
+        for what is not of the comb; and the branch's number there."""
+        starts, ranks = np.full(len(parents), -1), np.zeros(len(parents), dtype=np.int64)
+        place = np.arange(len(parents)) - np.searchsorted(parents, parents)  # siblings stand together
+        for row in range(1, len(parents)):
+            above, rank = parents[row], int(place[row])
+            if starts[above] < 0:
+                goes_on = rank == self.branches and depths[row] <= self.trunk
+                starts[row] = -1 if goes_on else depths[above] if rank < self.branches else self.max_depth
+                ranks[row] = rank
+            else:  # a branch goes on at its first child
+                starts[row], ranks[row] = (starts[above], ranks[above]) if rank == 0 else (self.max_depth, 0)
+        return starts, ranks
 
 
 def part_of(tree: Tree, rows: Bool[np.ndarray, " rows"]) -> Tree:
@@ -128,154 +172,173 @@ def part_of(tree: Tree, rows: Bool[np.ndarray, " rows"]) -> Tree:
     return Tree(*kept, tree.draft_log_probs)
 
 
+def expectations(comb: Comb, tree: Tree, probs: Float[Tensor, "rows vocab"], judge: Verifier) -> dict[Action, float]:
+    """The exact block efficiency of every action on what was drawn.
+
+    Branches are drawn independently, so that the first of them are what a tree of fewer branches draws. Where a token
+    ends the text nothing stands below it, and a longer tree brings no more.
+    """
+    starts, ranks = comb.places(tree.parents, tree.depths)
+    found: dict[Action, float] = {}
+
+    def judged(rows: Bool[np.ndarray, " rows"]) -> list[float]:
+        return np.cumsum(reached(part_of(tree, rows), probs[torch.from_numpy(rows)], judge)).tolist()
+
+    chain = judged((starts < 0) | ((starts == comb.trunk) & (ranks == 0)))
+    found |= {Action(1, length, 0): chain[min(length, len(chain) - 1)] for length in range(comb.max_depth + 1)}
+    for trunk in range(comb.trunk + 1):
+        above = (starts < 0) & (tree.depths <= trunk)
+        for branches in range(2, comb.branches + 1):
+            tokens = judged(above | ((starts == trunk) & (ranks < branches)))
+            for length in range(1, comb.length + 1):
+                found[Action(branches, trunk, length)] = tokens[min(trunk + length, len(tokens) - 1)]
+    return found
+
+
 class Surveyed(NamedTuple):
-    """What was known before each step, and what each action would have brought."""
+    """What was known before each root, what each action would have brought there, and what it would have cost."""
 
-    facts: Float[Tensor, "steps facts"]
-    features: Float[Tensor, "steps hidden"]
-    tokens: Float[Tensor, "steps actions"]
-    """Expected tokens; nan where the tree that was drawn does not contain the action's."""
+    known: Known
+    tokens: Float[Tensor, "roots actions"]
+    seconds: Float[Tensor, "roots actions"]
+
+    def at(self, rows: Tensor) -> "Surveyed":
+        known = Known(tuple(states[rows] for states in self.known.states), self.known.scalars[rows])
+        return Surveyed(known, self.tokens[rows], self.seconds[rows])
 
 
-class Survey(Informed):
-    """Draws the large trees in turn, has the verifiers judge in turn, notes what every action would have brought."""
+class Survey(SelectedTree):
+    """Draws a comb every so many tokens and chains between, and notes what every action would have brought."""
 
-    def __init__(self, hidden: int, plan: Plan, actions: Sequence[Action]) -> None:
-        super().__init__(hidden, plan.temperature)
-        self.policies: tuple[TreePolicy, ...] = tuple(surveys_of(plan))
-        self.actions = actions
-        self.names = tuple(dict.fromkeys(action.verifier for action in actions))
-        self.found: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.timed: list[tuple[str, int, float]] = []
-        """Verifier, nodes, and processor seconds of judging."""
-        self.turn = 0
+    def __init__(self, selector: Selector, seen: Seen, plan: Plan) -> None:
+        super().__init__(selector, seen)
+        self.plan, self.comb = plan, Comb(plan.branches, plan.trunk, plan.length)
+        self.policies = (self.comb, Delayed(2, 1, 0))
+        self.found: list[tuple[Known, Tensor, Tensor]] = []
+        self._due, self._root, self._length = 0, None, 0
 
     def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
-        self._known = self.facts(context, root), self._feature
-        self.turn += 1
-        return self.policies[self.turn % len(self.policies)]
+        self._root = self.known(context, root) if root is not None and self._due <= 0 else None
+        self._length = len(context)
+        return self.policies[0 if self._root is not None else 1]
+
+    def observe(self, step: Step, outcome: Outcome) -> None:
+        super().observe(step, outcome)
+        self._due = self.plan.every if self._root is not None else self._due - len(step.tokens)
 
     def judge(self, tree: Tree, logits: Logits, random: Random) -> Verdict:
-        """Judge as the verifier whose turn it is does, and note the expectations of all."""
-        name = self.names[(self.turn // len(self.policies)) % len(self.names)]
-        begin = time.process_time()
-        verdict = VERIFIERS[name].make(tree, logits, random)
-        self.timed.append((name, tree.nodes, time.process_time() - begin))
-        probs = probs_of(whole(logits))
-        policy = self.policies[self.turn % len(self.policies)]
-        assert isinstance(policy, Delayed)
-        tokens = [self._expected(tree, probs, policy.trunk, action) for action in self.actions]
-        self.found.append((*self._known, torch.tensor([tokens])))
-        return verdict
+        """Judge, and at a root note the expectations of all actions; a comb that has no room left tells nothing."""
+        choice = self.selector.choice
+        if self._root is not None and tree.depths.max() == self.comb.max_depth:
+            told = expectations(self.comb, tree, probs_of(whole(logits)), choice.judge)
+            costs = choice.costs.at(self._length)
+            rows = ([told[one] for one in choice.actions], [one.seconds(costs) for one in choice.actions])
+            self.found.append((self._root, *(torch.tensor([row], dtype=torch.float32) for row in rows)))
+        return choice.judge(tree, logits, random)
 
-    def _expected(self, tree: Tree, probs: Float[Tensor, "rows vocab"], trunk: int, action: Action) -> float:
-        rows = inside(tree, trunk, action)
-        if rows is None:
-            return float("nan")
-        return block_efficiency(part_of(tree, rows), probs[torch.from_numpy(rows)], action.judge)
-
-    def verdict_of(self) -> Verifier:
-        """The judge as the loop takes it: exact where each of those that take turns is."""
+    def as_verifier(self) -> Verifier:
+        """The judge as the loop takes it: as exact as the one that it asks."""
         judge = lambda tree, logits, random: self.judge(tree, logits, random)  # noqa: E731
-        judge.__dict__.update(vars(VERIFIERS[self.names[0]].make))
+        judge.__dict__.update(vars(self.selector.choice.judge))
         return judge  # type: ignore[return-value]
 
 
-def survey(
-    pair: Pair, prompts: Sequence[list[int]], plan: Plan, actions: Sequence[Action]
-) -> tuple[Surveyed, dict[str, tuple[float, float]]]:
-    """Sample behind the prompts until there are steps enough; return what was seen, and what each verifier costs."""
-    seen = Survey(pair.target.hidden, plan, actions)  # type: ignore[union-attr]
-    decoder = Decoder(pair.target, pair.drafter, seen, seen.verdict_of())
-    with tqdm(total=plan.steps, desc="survey", unit="step", disable=None) as bar:
+def survey(pair: Pair, prompts: Sequence[list[int]], plan: Plan, choice: Choice) -> Surveyed:
+    """Sample behind the prompts until there are roots enough; return what was seen."""
+    seen = Seen(pair.drafter)
+    watching = Survey(Selector((1, 1, 1), choice, 1, (1,)), seen, plan)  # nothing asks the network
+    decoder = Decoder(pair.target, seen, watching, watching.as_verifier())
+    with tqdm(total=plan.roots, desc="survey", unit="root", disable=None) as bar:
         for seed, prompt in enumerate(prompts):
             decoder.generate(prompt, plan.tokens, Sampling(plan.temperature), pair.stop, seed=plan.seed + seed)
-            bar.update(len(seen.found) - bar.n)
-            if len(seen.found) >= plan.steps:
+            bar.update(len(watching.found) - bar.n)
+            if len(watching.found) >= plan.roots:
                 break
-    if not seen.found:
+    if not watching.found:
         raise ValueError("there are no prompts to sample behind")
-    judging = {name: _line([(nodes, cost) for one, nodes, cost in seen.timed if one == name]) for name in seen.names}
-    return Surveyed(*(torch.cat(parts).clone() for parts in zip(*seen.found, strict=True))), judging
+    known, *rest = zip(*watching.found, strict=True)
+    states = tuple(torch.cat(parts).clone() for parts in zip(*(one.states for one in known), strict=True))
+    scalars = torch.cat([one.scalars for one in known]).clone()
+    return Surveyed(Known(states, scalars), *(torch.cat(parts).clone() for parts in rest))
 
 
-def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Seconds of a tree and of a node of it, none below 0."""
-    nodes, cost = np.array(points).T
-    fixed, node = nnls(np.stack([np.ones(len(nodes)), nodes], 1), cost)[0]
-    return float(fixed), float(node)
+def speeds(weights: Float[Tensor, "roots actions"], seen: Surveyed) -> Float[Tensor, " roots"]:
+    """Tokens a second where actions are taken with these probabilities (equation 4)."""
+    return (weights * seen.tokens).sum(1) / (weights * seen.seconds).sum(1)
 
 
-def loss_of(values: Float[Tensor, "steps actions"], tokens: Float[Tensor, "steps actions"]) -> Float[Tensor, ""]:
-    """The mean square error where a step tells."""
-    return (values - tokens)[~tokens.isnan()].square().mean()
+def best_single(seen: Surveyed) -> int:
+    """The action of most tokens a second where it is taken at every root: what the selector is compared with."""
+    return int((seen.tokens.mean(0) / seen.seconds.mean(0)).argmax())
+
+
+def loss_of(logits: Float[Tensor, "roots actions"], seen: Surveyed, base: int, plan: Plan) -> Float[Tensor, ""]:
+    """Equation 12: minus the logarithm of the speed over the single tree's, and the worst shortfalls squared."""
+    single = seen.tokens[:, base] / seen.seconds[:, base]
+    ratio = speeds(logits.softmax(1), seen) / single
+    short = (1 - ratio).clamp_min(0).square()
+    worst = short.topk(max(1, round(plan.worst * len(short)))).values
+    return -ratio.log().mean() + plan.penalty * worst.mean()
 
 
 @torch.no_grad()
-def error_of(values: TreeValues, seen: Surveyed) -> float:
-    """The mean square error of a network."""
-    return float(loss_of(values(seen.facts, seen.features), seen.tokens))
+def speed_of(selector: Selector, seen: Surveyed) -> float:
+    """Tokens a second over all roots, the action of largest logit being taken at each."""
+    chosen = selector(seen.known).argmax(1, keepdim=True)
+    return float(seen.tokens.gather(1, chosen).sum() / seen.seconds.gather(1, chosen).sum())
 
 
-def fit(seen: Surveyed, heldout: Surveyed, choice: Choice, plan: Plan) -> TreeValues:
-    """Train the network. It begins at the means; of all epochs the one of least error on `heldout` is returned.
-
-    What a drawn tree brings is mostly chance, so that a few thousand steps are learned by heart sooner than understood.
-    """
+def fit(seen: Surveyed, heldout: Surveyed, choice: Choice, plan: Plan) -> Selector:
+    """Train the network; of all epochs the one of least loss on `heldout` is returned."""
     torch.manual_seed(plan.seed)
-    values = TreeValues(seen.features.shape[1], choice, plan.width)
-    values.mean.copy_(seen.facts.mean(0))
-    values.scale.copy_(seen.facts.std(0) + 1e-3)
-    means = seen.tokens.nanmean(0).nan_to_num(1.0)
-    with torch.no_grad():
-        values.leave.weight.mul_(0.1)
-        values.leave.bias.copy_((means - 1).clamp_min(1e-3).expm1().log())
+    selector = Selector([states.shape[1] for states in seen.known.states], choice, plan.width, (plan.inner, 32))
+    selector.mean.copy_(seen.known.scalars.mean(0))
+    selector.scale.copy_(seen.known.scalars.std(0) + 1e-3)
+    base = best_single(seen)
+    with torch.no_grad():  # it begins at the single tree
+        selector.leave.weight.mul_(0.1)
+        selector.leave.bias.zero_()[base] = 2.0
 
     def loss_of_rows(rows: Tensor) -> Tensor:
-        features = torch.nn.functional.dropout(seen.features[rows], 0.5)
-        return loss_of(values(seen.facts[rows], features), seen.tokens[rows])
+        some = seen.at(rows)
+        return loss_of(selector(some.known, plan.dropout), some, base, plan)
 
-    least, best = error_of(values, heldout), copy.deepcopy(values.state_dict())
-    optimizer = torch.optim.AdamW(values.parameters(), plan.lr, weight_decay=0.1)
-    for _ in epochs(optimizer, loss_of_rows, len(seen.facts), 256, plan.epochs):
-        if (error := error_of(values, heldout)) < least:
-            least, best = error, copy.deepcopy(values.state_dict())
-    values.load_state_dict(best)
-    return values.eval()
+    least, best = float("inf"), copy.deepcopy(selector.state_dict())
+    optimizer = torch.optim.AdamW(selector.parameters(), plan.lr, weight_decay=0.1)
+    for _ in epochs(optimizer, loss_of_rows, len(seen.tokens), BATCH, plan.epochs):
+        with torch.no_grad():
+            error = float(loss_of(selector(heldout.known), heldout, base, plan))
+        if error < least:
+            least, best = error, copy.deepcopy(selector.state_dict())
+    selector.load_state_dict(best)
+    return selector.eval()
 
 
-def save(values: TreeValues, facts: dict[str, Any], folder: Path) -> None:
+def save(selector: Selector, facts: dict[str, Any], folder: Path) -> None:
     """Write a network, what it chooses from, and what is known of it."""
-    choice = values.choice
-    config = {
-        "kind": KIND,
-        "hidden": values.hidden,
-        "width": values.width,
-        "temperature": choice.temperature,
-        "judging": choice.judging,
-        "actions": choice.actions,
-    }
-    write_checkpoint(config | facts, values.state_dict(), folder, torch.float32)
+    write_checkpoint(selector.config | facts, selector.state_dict(), folder, torch.float32)
 
 
 def train(args: argparse.Namespace) -> None:
     """Survey, train, say what came of it, and write."""
     plan = from_fields(Plan, args)
-    actions = actions_of(plan)  # refuses what is wrong before anything is loaded
+    judge_of(plan.verifier)  # refuses what is wrong before anything is loaded
+    tables = read_costs(args.costs) if args.costs else {}
     pair = load_pair(args.target, args.drafter, dtype=args.dtype)
+    costs = next(iter(tables.values())) if tables else costs_of(pair.target, pair.drafter)
+    choice = Choice(actions_of(plan), plan.verifier, costs, plan.temperature)
     examples = read_examples(args.answers, pair.tokenizer, Cut(shortest=2))
-    prompts = [example.tokens[: max(example.answer, 1)] for example in examples]
-    seen, judging = survey(pair, prompts, plan, actions)
-    held = torch.arange(len(seen.facts)) % HELD_OUT == 0
-    kept, heldout = (Surveyed(*(part[rows] for part in seen)) for rows in (~held, held))
-    values = fit(kept, heldout, Choice(actions, judging, plan.temperature), plan)
-    means = kept.tokens.nanmean(0)
+    seen = survey(pair, [example.tokens[: max(example.answer, 1)] for example in examples], plan, choice)
+    held = torch.arange(len(seen.tokens)) % HELD_OUT == 0
+    kept, heldout = seen.at(~held), seen.at(held)
+    selector = fit(kept, heldout, choice, plan)
+    base = best_single(kept)
+    single = float(heldout.tokens[:, base].sum() / heldout.seconds[:, base].sum())
     facts = {
         "drafter": args.drafter,
-        "steps": len(seen.facts),
-        "error": round(error_of(values, heldout), 4),
-        "error_of_means": round(float(loss_of(means.expand_as(heldout.tokens), heldout.tokens)), 4),
-        "means": [round(value, 3) for value in means.tolist()],
+        "roots": len(seen.tokens),
+        "single": choice.actions[base],
+        "of_single": round(speed_of(selector, heldout) / single, 4),
     }
-    save(values, facts, args.output)
-    print(json.dumps(facts | {"judging": judging}))
+    save(selector, facts, args.output)
+    print(json.dumps(facts))

@@ -61,7 +61,23 @@ def test_a_folder_that_holds_nothing_is_refused(pair):
     with pytest.raises(CheckpointError, match="nowhere"):
         presets.controller("predicted:nowhere", pair.target, pair.drafter, TREE)
     with pytest.raises(CheckpointError, match="the package has no trees for demo"):
-        presets.controller("selected:demo", pair.target, pair.drafter, TREE)
+        presets.make_preset("delayed_selected:demo", pair.target, pair.drafter)
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        ("rasd", "rasd:eagle:demo+store:demo"),
+        ("eesd", "exit:demo"),
+        ("eesd_beta", "exit:demo"),
+        ("parallelspec_eagle", "parallelspec:demo"),
+        ("parallelspec_medusa", "parallelspec:demo"),
+    ],
+)
+def test_a_whole_system_on_its_own_drafter_says_what_plain_decoding_says(name, drafter, plain_answer):
+    pair = load_pair("demo", drafter, dtype="float32")
+    answer = presets.make_preset(name, pair.target, pair.drafter).generate(plain_answer.prompt, 32)
+    assert answer.tokens == plain_answer.tokens and answer.mean_acceptance_length > 1
 
 
 def test_commands_take_the_name(pair):

@@ -1,4 +1,4 @@
-"""Trees and verifiers chosen by a network: parts of drawn trees, exact expectations, the choice, losslessness."""
+"""The neural selector of delayed trees: the comb's parts, exact expectations, what it reads, losslessness."""
 
 import json
 from collections import defaultdict
@@ -6,55 +6,76 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from enumeration import drawn_trees, target_law
-from methods.controllers.test_predicted import emitted_law
-from table_models import hashed_laws
-from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
+from enumeration import drawn_trees, law_of, target_law, unchecked
+from methods.controllers.test_predicted import Features
+from table_models import TableDrafter, hashed_laws
+from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_drafter, tiny_head, tiny_tokenizer
 
-from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, generate_batch
-from opt_tree.answers import LogProbs
-from opt_tree.methods.controllers.selected import FACTS, Action, Choice, SelectedTree, TreeValues
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, EagleDrafter, Sampling, generate_batch
+from opt_tree.methods.controllers.selected import SelectedTree
+from opt_tree.methods.controllers.selector import SCALARS, Action, Choice, Known, Selector
+from opt_tree.methods.drafters.seen import Noted, Seen
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.delayed import Delayed
-from opt_tree.methods.verifiers.traversal_verification import traversal
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
+from opt_tree.methods.verifiers.naive_tree import naive
+from opt_tree.methods.verifiers.walks import block_efficiency
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.tools.presets import plain
+from opt_tree.tools.presets import make_preset, plain
 from opt_tree.training.controllers import tree_values
-from opt_tree.training.controllers.tree_values import Plan, Surveyed, error_of, fit, inside, loss_of, part_of, save
+from opt_tree.training.controllers.tree_values import (
+    Comb,
+    Plan,
+    Surveyed,
+    actions_of,
+    best_single,
+    expectations,
+    fit,
+    loss_of,
+    part_of,
+    save,
+    speed_of,
+)
 
 COSTS = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-3, draft_row=2e-5)
-JUDGING = {"traversal": (1e-3, 1e-4), "multi_round": (2e-4, 1e-5)}
-ACTIONS = (
-    Action(1, 0, 0, "traversal"),
-    Action(1, 1, 0, "multi_round"),
-    Action(2, 0, 1, "traversal"),
-    Action(2, 0, 1, "multi_round"),
-    Action(2, 1, 1, "traversal"),
-)
-CHOICE = Choice(ACTIONS, JUDGING)
+ACTIONS = (Action(1, 0, 0), Action(1, 1, 0), Action(2, 0, 1), Action(2, 1, 1))
+CHOICE = Choice(ACTIONS, "multi_round", COSTS)
 
 
-def values_of(seed: int = 0, hidden: int = HIDDEN) -> TreeValues:
+def selector_of(seed: int = 0, hidden: tuple[int, ...] = (HIDDEN,) * 3, choice: Choice = CHOICE) -> Selector:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return TreeValues(hidden, CHOICE, 8).eval().requires_grad_(False)
+        selector = Selector(hidden, choice, 4, (8, 4)).eval().requires_grad_(False)
+        selector.leave.weight.mul_(9)
+        return selector
 
 
-@pytest.mark.parametrize(
-    ("whole", "action", "part"),
-    [
-        (Delayed(1, 3, 2), (2, 1, 1), Delayed(1, 2, 1)),
-        (Delayed(0, 3, 2), (2, 0, 2), Delayed(0, 2, 2)),
-        (Delayed(1, 2, 2), (1, 2, 0), Delayed(2, 1, 0)),
-        (Delayed(3, 1, 0), (1, 2, 0), Delayed(2, 1, 0)),
-    ],
-)
-def test_a_part_of_a_drawn_tree_is_a_smaller_drawn_tree(whole, action, part):
+def test_actions_are_every_delayed_tree_once():
+    found = actions_of(Plan(branches=2, trunk=1, length=2))
+    assert found == (*(Action(1, n, 0) for n in range(4)), *(Action(2, a, b) for a in (0, 1) for b in (1, 2)))
+    assert len({(action.branches, action.trunk, action.length) for action in actions_of(Plan())}) == 17 + 3 * 9 * 8
+
+
+def test_what_a_step_costs():
+    """By hand: rows of the target's forward, layers, and the rows of the draft forwards behind the first."""
+    shapes = {
+        Action(1, 0, 0): (0, 1, 0),
+        Action(1, 2, 0): (2, 2, 1),
+        Action(2, 0, 1): (2, 1, 0),
+        Action(2, 1, 2): (5, 3, 3),
+    }
+    for action, (nodes, layers, rows) in shapes.items():
+        assert action.seconds(COSTS) == pytest.approx(COSTS.score(1 + nodes) + COSTS.draft(layers, rows))
+
+
+@pytest.mark.parametrize(("trunk", "branches", "part"), [(0, 2, Delayed(0, 2, 1)), (1, 1, Delayed(2, 1, 0))])
+def test_a_part_of_a_comb_is_a_drawn_tree(trunk, branches, part):
     """By enumeration: the law of the part is the law of the smaller policy's trees."""
-    laws, sampling = hashed_laws(3, 2), Sampling(1.0)
+    comb, laws, sampling = Comb(2, 1, 1), hashed_laws(3, 2), Sampling(1.0)
     found = defaultdict(float)
-    for tree, probability in drawn_trees(whole, laws, (0, 1), sampling):
-        rows = inside(tree, whole.trunk, Action(*action, "traversal"))
+    for tree, probability in drawn_trees(comb, laws, (0, 1), sampling):
+        starts, ranks = comb.places(tree.parents, tree.depths)
+        rows = ((starts < 0) & (tree.depths <= trunk)) | ((starts == trunk) & (ranks < branches))
         smaller = part_of(tree, rows)
         found[(*smaller.tokens, *smaller.parents)] += probability
     expected = {
@@ -63,72 +84,142 @@ def test_a_part_of_a_drawn_tree_is_a_smaller_drawn_tree(whole, action, part):
     assert found == pytest.approx(expected)
 
 
-def test_what_a_tree_does_not_contain():
-    tree, _ = drawn_trees(Delayed(1, 2, 1), hashed_laws(3, 2), (0, 1), Sampling(1.0))[0]
-    for action in ((3, 1, 1), (2, 0, 1), (2, 1, 2), (1, 3, 0)):
-        assert inside(tree, 1, Action(*action, "traversal")) is None
-    assert inside(tree, 1, Action(1, 0, 0, "traversal")).tolist() == [True, False, False, False]
+def test_a_comb_holds_nothing_else_and_its_expectations_are_those_of_its_parts():
+    comb, plan, laws = Comb(2, 1, 1), Plan(branches=2, trunk=1, length=1), hashed_laws(3, 2)
+    for tree, _ in drawn_trees(comb, laws, (0, 1), Sampling(1.0))[:40]:
+        assert tree.nodes == 2 + 1 + 2 and tree.depths.max() == 2
+        paths = [(0, 1, *tree.tokens[tree.path_to(row)][1:].tolist()) for row in range(len(tree))]
+        probs = torch.tensor(np.array([hashed_laws(1, 2)(path) for path in paths]))
+        found = expectations(comb, tree, probs, multi_round)
+        assert found.keys() == set(actions_of(plan))
+        starts, ranks = comb.places(tree.parents, tree.depths)
+        for (branches, trunk, length), tokens in found.items():
+            chain = length == 0
+            rows = (starts < 0) & (tree.depths <= trunk)
+            if chain and trunk == 2:
+                rows = (starts < 0) | ((starts == 1) & (ranks == 0))
+            elif not chain:
+                rows |= (starts == trunk) & (ranks < branches)
+            part = part_of(tree, rows)
+            assert tokens == pytest.approx(block_efficiency(part, probs[torch.from_numpy(rows)], multi_round))
 
 
-def test_the_action_is_the_one_of_most_tokens_for_its_seconds():
-    values = values_of()
-    values.forward = lambda facts, features: torch.tensor([[1.0, 1.7, 1.9, 1.8, 2.3]])
-    controller = SelectedTree(values, COSTS)
-    # Of a tree of so many nodes, drafted in so many forwards with so many rows: by hand.
-    shapes = [(0, 1, 1), (1, 1, 1), (2, 1, 1), (2, 1, 1), (3, 2, 2)]
-    judged = [0.0, 2.1e-4, 1.2e-3, 2.2e-4, 1.3e-3]
-    seconds = [
-        (5e-3 if not nodes else 5e-3 + 1e-4 * (nodes + 1)) + 1e-3 * layers + 2e-5 * rows + judge
-        for (nodes, layers, rows), judge in zip(shapes, judged, strict=True)
-    ]
-    assert [action.seconds(COSTS, JUDGING) for action in ACTIONS] == pytest.approx(seconds)
-    taken = set()
-    for rate in (1.0, 150.0, 350.0, 1000.0, 9000.0):
-        controller._tokens, controller._seconds = rate, 1.0
-        best = int(np.argmax(np.array([1.0, 1.7, 1.9, 1.8, 2.3]) - rate * np.array(seconds)))
-        chosen = controller.choose([1, 2], LogProbs.of(torch.zeros(1, 9)))
-        assert chosen == ACTIONS[best].policy and chosen.verifier is ACTIONS[best].judge
-        taken.add(best)
-    assert len(taken) > 2
+def emitted_law(controller: SelectedTree, chosen: set) -> dict:
+    """The exact law of a first token over tables; `chosen` gets each policy that was taken."""
+    decoder = Decoder(Features(hashed_laws(1, 3), 3), controller.seen, controller, naive)
+
+    def first(random):
+        step = next(decoder.steps([0, 2], 8, Sampling(1.0), random))
+        chosen.add(step.policy)
+        return tuple(step.tokens[:1])
+
+    with unchecked():
+        return law_of(first)
+
+
+class Shown(TableDrafter):
+    """A table whose model shows hidden states, as far as `Seen` is concerned."""
+
+    class Model:
+        hidden, room = HIDDEN, staticmethod(lambda length: 99)
+
+        def watch(self, layers):
+            assert layers == (-1,)
+
+    def __init__(self, laws):
+        super().__init__(laws)
+        self.models = (self.Model(),)
+
+
+class SeenTable(Seen):
+    """Notes a state of the text alone, which a table has not, as `Seen` does of a model."""
+
+    def root(self, context):
+        state = torch.tensor(np.random.default_rng(context).standard_normal((1, HIDDEN)), dtype=torch.float32)
+        self.before, self.rows = Noted(state, torch.tensor([[0.1, 0.2, 0.3]])), [Noted(-state, torch.zeros(1, 3))]
+        return self.drafter.root(context)
 
 
 def test_by_enumeration_it_keeps_the_distribution():
-    """The tree and its verifier are chosen by the drafter's law at the root and by what the target said before."""
+    """The tree is chosen by what the models said before anything is drawn; its verifier is exact for each of them."""
     chosen = set()
     for seed in range(8):
-        controller = SelectedTree(values_of(seed), Costs.straight(5e-3, 5e-3, 1e-5, 1e-5, 0.0))
-        found = emitted_law(controller, traversal, chosen)
+        controller = SelectedTree(selector_of(seed), SeenTable(Shown(hashed_laws(2, 3))))
+        found = emitted_law(controller, chosen)
         assert found == pytest.approx(target_law(hashed_laws(1, 3), (0, 2), 1), abs=1e-12)
-    assert len(chosen) > 1 and {judge for _, judge in chosen} == {"traversal", "multi_round"}
+    assert len(chosen) > 1 and {policy.verifier for policy in chosen} == {multi_round}
+
+
+@pytest.mark.parametrize("kind", ["draft model", "head"])
+def test_it_reads_the_states_and_the_laws_that_the_models_have_there(kind):
+    """Against forwards over the whole text: of the token before the root and of the root."""
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    lm = CausalLM(tiny_drafter("llama"))
+    inner = CausalLMDrafter(lm) if kind == "draft model" else EagleDrafter(tiny_head(target.model), target)
+    seen = Seen(inner)
+    wide = (target.hidden, *[seen.models[0].hidden] * 2)
+    controller = SelectedTree(selector_of(1, wide), seen)
+    read = []
+    known = controller.known
+    controller.known = lambda *given: read.append((list(given[0]), known(*given))) or read[-1][1]
+    decoder = Decoder(target, seen, controller)
+    list(decoder.steps(prompt(9), 24, Sampling(1.0)))
+    assert len({step.policy for step in decoder.steps(prompt(9), 24, Sampling(1.0))}) > 1
+    checked = 0
+    for context, found in read:
+        if found is None:
+            continue
+        checked += 1
+        with torch.inference_mode():
+            states = target.model.base_model(torch.tensor([context])).last_hidden_state[0]
+            assert found.states[0][0].tolist() == pytest.approx(states[-2].tolist(), abs=1e-5)
+            law = target.model(torch.tensor([context])).logits[0, -2].float().log_softmax(-1)
+            assert found.scalars[0, 0].item() == pytest.approx(-(law.exp() * law).sum().item(), abs=1e-4)
+            if kind == "draft model":
+                own = tiny_drafter("llama")
+                states = own.base_model(torch.tensor([context])).last_hidden_state[0]
+                assert found.states[1][0].tolist() == pytest.approx(states[-2].tolist(), abs=1e-5)
+                assert found.states[2][0].tolist() == pytest.approx(states[-1].tolist(), abs=1e-5)
+                laws = own(torch.tensor([context])).logits[0, -2:].float().log_softmax(-1)
+                entropies = (-(laws.exp() * laws).sum(-1)).tolist()
+                assert found.scalars[0, 1:3].tolist() == pytest.approx(entropies, abs=1e-4)
+    assert checked > 4
 
 
 def test_at_temperature_0_the_text_is_plain_decodings():
     target = CausalLM(build(ARCHITECTURES["llama"]()))
-    drafter = EagleDrafter(tiny_head(target.model), target)
-    decoder = Decoder(target, drafter, SelectedTree(values_of(), COSTS), traversal)
+    seen = Seen(EagleDrafter(tiny_head(target.model), target))
+    decoder = Decoder(target, seen, SelectedTree(selector_of(), seen))
     assert decoder.generate(prompt(9), 30).tokens == plain(target).generate(prompt(9), 30).tokens
     batch = generate_batch(decoder, [prompt(9), prompt(5)], 20, width=2)
     assert [one.tokens for one in batch] == [plain(target).generate(prompt(n), 20).tokens for n in (9, 5)]
 
 
+def surveyed(rows: int, seed: int) -> Surveyed:
+    """One fact of the target's state tells which of two actions is worth more."""
+    random = torch.Generator().manual_seed(seed)
+    states = tuple(torch.randn(rows, 6, generator=random) for _ in range(3))
+    tokens = torch.full((rows, len(ACTIONS)), 1.5)
+    tokens[:, 1] += (states[0][:, 0] > 0).float()
+    tokens[:, 2] += (states[0][:, 0] <= 0).float()
+    seconds = torch.full((rows, len(ACTIONS)), 1.0)
+    return Surveyed(Known(states, torch.randn(rows, SCALARS, generator=random)), tokens, seconds)
+
+
 def test_training_learns_what_there_is_to_learn():
-    """One action's worth is told by the first fact, another's by nothing; some are not seen at every step."""
-    random = torch.Generator().manual_seed(0)
-    facts, features = torch.randn(800, FACTS, generator=random), torch.randn(800, 8, generator=random)
-    tokens = torch.full((800, len(ACTIONS)), 2.0)
-    tokens[:, 1] = 1.5 + (facts[:, 0] > 0).float()
-    tokens[::2, 2] = float("nan")
-    seen = Surveyed(facts, features, tokens)
-    kept, heldout = (Surveyed(*(part[rows] for part in seen)) for rows in (slice(0, 600), slice(600, 800)))
-    values = fit(kept, heldout, CHOICE, Plan(width=16, epochs=40, lr=1e-2))
-    with torch.no_grad():
-        error = loss_of(values(facts, features), tokens)
-    assert error < 0.3 * loss_of(tokens.nanmean(0).expand_as(tokens), tokens)
-    # Where nothing can be known, it does not pretend to: no worse on other steps than the means.
-    chance = seen._replace(tokens=2 + torch.randn(800, len(ACTIONS), generator=random).abs())
-    kept, heldout = (Surveyed(*(part[rows] for part in chance)) for rows in (slice(0, 600), slice(600, 800)))
-    means = kept.tokens.mean(0).expand_as(heldout.tokens)
-    assert error_of(fit(kept, heldout, CHOICE, Plan(width=16)), heldout) < 1.01 * loss_of(means, heldout.tokens)
+    kept, heldout = surveyed(600, 0), surveyed(300, 1)
+    selector = fit(kept, heldout, CHOICE, Plan(width=8, inner=16, epochs=40, lr=1e-2))
+    assert speed_of(selector, heldout) > 0.9 * 2.5 and best_single(kept) in (1, 2)
+
+
+def test_the_loss_is_the_papers():
+    """Equation 12 by hand: two roots, the second one slower than the single tree."""
+    some = surveyed(2, 0)._replace(tokens=torch.tensor([[1.0, 4, 0, 0], [1.0, 2, 0, 0]]), seconds=torch.ones(2, 4))
+    logits = torch.tensor([[0.0, 0.0, -99, -99], [0.0, 0.0, -99, -99]])
+    plan = Plan(penalty=3.0, worst=0.5)
+    ratios = np.array([2.5 / 4, 1.5 / 2])
+    expected = -np.log(ratios).mean() + 3.0 * (1 - ratios.min()) ** 2
+    assert loss_of(logits, some, 1, plan).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
@@ -139,36 +230,39 @@ def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
     publish(tmp_path / "head", tiny_head(target.model))
     starts = np.arange(0, 61, 10)
     np.savez(tmp_path / "answers.npz", tokens=np.array(prompt(60), dtype=np.uint16), starts=starts)
-    given = ["--target", str(tmp_path / "target"), "--drafter", f"eagle:{tmp_path / 'head'}", "--trunks", "0,1"]
-    given += ["--branches", "2", "--lengths", "1", "--chains", "0,1,2"]
-    given += ["--steps", "24", "--tokens", "12", "--epochs", "1"]
+    (tmp_path / "costs.json").write_text('{"scoring": [[1, 0.005]], "first": 0.001, "drafting": [[1, 0.001]]}')
+    given = ["--target", str(tmp_path / "target"), "--drafter", f"eagle:{tmp_path / 'head'}"]
+    given += ["--branches", "2", "--trunk", "1", "--length", "1", "--costs", str(tmp_path / "costs.json")]
+    given += ["--roots", "8", "--every", "2", "--tokens", "16", "--epochs", "1", "--width", "4", "--inner", "8"]
     output = ["--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "trees")]
-    assert tree_values.main([*given, *output, "--verifiers", "without_replacement"]) == 2
+    assert tree_values.main([*given, *output, "--verifier", "without_replacement"]) == 2
     assert "without_replacement is not exact for children of type IID" in capsys.readouterr().err
+    assert tree_values.main([*given, *output, "--verifier", "traversal"]) == 2
+    assert "verifiers that walk down a tree, which traversal does not" in capsys.readouterr().err
     assert tree_values.main([*given, *output]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["steps"] >= 24 and facts["error"] >= 0 and set(facts["judging"]) == {"traversal", "multi_round"}
-    values = TreeValues.load(str(tmp_path / "trees"), target)
-    shapes = {action[:3] for action in values.choice.actions}
-    assert shapes == {(1, 0, 0), (1, 1, 0), (1, 2, 0), (2, 0, 1), (2, 1, 1)} and len(values.choice.actions) == 9
-    assert facts["means"][0] == 1.0 and min(facts["means"]) >= 1.0
-    decoder = Decoder(target, EagleDrafter(tiny_head(target.model), target), SelectedTree(values, COSTS), traversal)
+    assert facts["roots"] >= 8 and facts["of_single"] > 0
+    drafter = EagleDrafter(tiny_head(target.model), target)
+    decoder = make_preset(f"delayed_selected:{tmp_path / 'trees'}", target, drafter)
     assert len(decoder.generate(prompt(5), 12, Sampling(1.0)).tokens) == 12
+    assert decoder.generate(prompt(5), 12).tokens == plain(target).generate(prompt(5), 12).tokens
+    with pytest.raises(ValueError, match="preset delayed_selected reads a folder: delayed_selected:PATH"):
+        make_preset("delayed_selected", target, drafter)
 
 
 def test_other_files_are_refused_in_one_line(tmp_path):
     target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = EagleDrafter(tiny_head(target.model), target)
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(CheckpointError, match=r"config.json is not the config of"):
-        TreeValues.load(str(tmp_path), target)
+        Selector.load(str(tmp_path), target, drafter.models[0])
     (tmp_path / "config.json").write_text('{"kind": "a head"}')
-    with pytest.raises(CheckpointError, match=r"holds no values of trees: config.json names a head"):
-        TreeValues.load(str(tmp_path), target)
-    save(values_of(hidden=HIDDEN + 1), {}, tmp_path / "foreign")
-    with pytest.raises(CheckpointError, match=f"it reads features {HIDDEN + 1} wide, .* has {HIDDEN}"):
-        TreeValues.load(str(tmp_path / "foreign"), target)
-    with pytest.raises(ValueError, match="nothing is known of what verifier multi_round costs"):
-        Choice(ACTIONS, {"traversal": (0.0, 0.0)})
-    with pytest.raises(TypeError, match="this drafter names a few tokens only"):
-        few = LogProbs(torch.zeros(1, 2), torch.tensor([[0, 1]]))
-        SelectedTree(values_of(), COSTS).choose([1, 2], few)
+    with pytest.raises(CheckpointError, match=r"holds no selector of trees: config.json names a head"):
+        Selector.load(str(tmp_path), target, drafter.models[0])
+    save(selector_of(hidden=(HIDDEN + 1,) * 3), {}, tmp_path / "foreign")
+    with pytest.raises(CheckpointError, match=rf"it reads states \({HIDDEN + 1}, .* have \({HIDDEN}, "):
+        Selector.load(str(tmp_path / "foreign"), target, drafter.models[0])
+    with pytest.raises(ValueError, match="there must be actions"):
+        Choice((), "multi_round", COSTS)
+    with pytest.raises(CheckpointError, match="runs 0 models"):
+        Seen(TableDrafter(hashed_laws(2, 3)))

@@ -10,13 +10,13 @@ from methods.drafters.test_ngram import probs_of
 from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import prompt, tiny, tiny_drafter, tiny_head
 
-from opt_tree import Decoder, OptTree, Static
+from opt_tree import Decoder, OptTree, Static, generate_batch
 from opt_tree.answers import LogProbs
 from opt_tree.children import TopK
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.combined.copying import Copying
 from opt_tree.methods.drafters.combined.grafted import Grafted
-from opt_tree.methods.drafters.combined.rasd import Rasd, Rows
+from opt_tree.methods.drafters.combined.rasd import BothTrees, Rasd, Rows
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.tables.lookup import Lookup
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
@@ -25,6 +25,7 @@ from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.pool import CandidatePool
 from opt_tree.sampling import Sampling
+from opt_tree.tools.presets import PRESETS
 
 
 class Fixed(Lookup):
@@ -149,6 +150,54 @@ class TestRasd:
         found = below(drafter, pool.frontier(np.array([row_of(pool, path) for path in ((1, 1), (1, 3))])))
         assert drafter.drafter.expanded[-1] == [(1, 1)], "3 hangs there at no forward"
         assert probs_of(found) == [pytest.approx(expected) for expected in (merged, {1: 0.7, 3: 0.2})]
+
+
+class TestBothTrees:
+    """Model laws over five tokens and a table, so that both trees can be told by hand or from `Eagle2` alone."""
+
+    def test_the_models_tree_and_the_branches_are_verified_whole(self):
+        """The table's four most frequent paths behind 4, by hand: 4 (.5), 4 4 (.25), 4 4 4 (.125), 4 3 (.1)."""
+        laws, rule = written_laws({(): (0.4, 0.3, 0.05, 0.1, 0.15), (4,): (0.6, 0.4, 0, 0, 0)}), Eagle2(3, 2, 8)
+        model = Rasd(TableDrafter(laws), Fixed({4: 0.5, 3: 0.2}), rule.top_k, rule.max_depth)
+        step = step_of(model, BothTrees(model, rule.nodes, retrieved=4, width=rule.top_k, longest=5), laws)
+        alone = step_of(TableDrafter(laws), rule, laws)
+        fused, own = (set(paths_of(one.tree)) for one in (step, alone))
+        assert fused == own | {(4,), (4, 4), (4, 4, 4), (4, 3)} and len(own) == 8, "3 is pruned behind the root"
+        assert step.draft_forwards == alone.draft_forwards == 3, "what is retrieved costs no forward"
+
+    def test_no_branch_leaves_the_models_tree_as_it_is(self):
+        laws, rule = hashed_laws(2, 5), Eagle2(3, 2, 8)
+        model = Rasd(TableDrafter(laws), Fixed({}), 3, rule.max_depth)
+        step = step_of(model, BothTrees(model, rule.nodes, width=rule.top_k))
+        assert paths_of(step.tree) == paths_of(step_of(TableDrafter(laws), rule).tree)
+
+    def test_branches_go_on_below_the_models_layers_and_end_where_they_are_long(self):
+        laws = written_laws({(): (0.4, 0.3, 0.15, 0.1, 0.05)})
+        model = Rasd(TableDrafter(laws), Fixed({4: 0.9}), 5, 2)
+        step = step_of(model, BothTrees(model, 2, width=2, longest=6), laws)
+        assert (4,) * 6 in paths_of(step.tree) and step.tree.depths.max() == 6 and step.draft_forwards == 2
+        short = step_of(model, BothTrees(model, 2, retrieved=3, width=2), laws)
+        assert max(map(len, paths_of(short.tree))) == 3
+
+    def test_sizes_that_are_none_are_refused(self):
+        model = Rasd(TableDrafter(hashed_laws(2, 5)), NGramDrafter())
+        with pytest.raises(ValueError, match="nodes must be at least 1, got 0"):
+            BothTrees(model, 0)
+        with pytest.raises(ValueError, match="at least one layer, got depth 0"):
+            Rasd(model.drafter, NGramDrafter(), depth=0)
+
+    def test_the_text_is_plain_decodings_also_beside_others(self):
+        target, inner = CausalLM(tiny("llama")), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+        decoder = PRESETS["rasd"].make(target, inner)
+        prompts = [prompt(8) * 3, prompt(5)]
+        expected = [Decoder(target, None, Static.empty()).generate(one, 30).tokens for one in prompts]
+        assert [decoder.generate(one, 30).tokens for one in prompts] == expected
+        assert [one.tokens for one in generate_batch(decoder, prompts, 30, width=2)] == expected
+
+
+def paths_of(tree):
+    """The paths of a tree's nodes, as tokens."""
+    return sorted(tuple(tree.tokens[tree.path_to(row)][1:].tolist()) for row in range(1, len(tree)))
 
 
 def row_of(pool, path):

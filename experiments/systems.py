@@ -1,0 +1,182 @@
+"""Systems of four papers, each whole, beside OPT-Tree alone on the same prompts with as many nodes and layers.
+
+    python -m experiments.systems --systems rasd --bench-name heldout --limit 24 --dtype float32
+
+A system is a preset and the drafter that it is made for. OPT-Tree is given the system's mean number of nodes, rounded,
+and its most layers, and drafts every one of them; beside RASD also the layers alone that its model drafts. Counts do
+not depend on the machine's load; --seconds adds tokens a second, which tell something on an idle machine alone.
+Intervals are over prompts (95 %, resampled).
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+from evaluation.command_line import main_of, option
+from evaluation.run.options import Asked
+
+NAMES = ("rasd", "eesd", "parallelspec", "delayed")
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """What is decoded."""
+
+    drafter: str | None = option(None, "instead of the drafter that each system is made for")
+    systems: str = option(",".join(NAMES), "which of them, a comma list")
+    max_new_tokens: int = option(64, "new tokens a question, at most", least=1)
+    trees: str | None = option(
+        None, "folder of the selector of delayed trees; by default that system stands without it"
+    )
+    seconds: bool = option(False, "say tokens a second, too")
+
+    embedded: ClassVar[str] = "eagle:demo"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "own", self.drafter)
+        super().__post_init__()
+        if unknown := sorted(set(self.systems.split(",")) - set(NAMES)):
+            raise ValueError(f"there is no system {unknown[0]}; there are {', '.join(NAMES)}")
+
+
+main = main_of("experiments.systems", Options, __doc__, "experiments.systems:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from evaluation.answers.metrics import estimate
+from evaluation.command_line import table
+from evaluation.run.models import Material, gather
+from opt_tree import Decoder, Generation, OptTree, Sampling, Static
+from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
+from opt_tree.methods.verifiers.traversal_verification import traversal
+from opt_tree.tools.pair import Pair
+from opt_tree.tools.presets import make_preset, plain
+
+Make = Callable[[Pair], Decoder]
+LENGTHS = range(1, 7)
+
+
+@dataclass(frozen=True)
+class System:
+    """What a paper describes, and what stands beside it besides OPT-Tree."""
+
+    drafter: str
+    presets: tuple[str, ...]
+    beside: Mapping[str, Make]
+    temperature: float = 0.0
+    drafted: int | None = None
+    """Layers that the model drafts, where a tree has more."""
+
+
+def chains(pair: Pair, length: int) -> Decoder:
+    return Decoder(pair.target, pair.drafter, Static.chain(length))
+
+
+CHAINS: dict[str, Make] = {f"chain of {length}": lambda pair, n=length: chains(pair, n) for length in LENGTHS}
+
+
+def drawn(name: str, policy: Any, verifier: Any) -> dict[str, Make]:
+    return {name: lambda pair: Decoder(pair.target, pair.drafter, policy, verifier)}
+
+
+def systems_of(options: Options) -> dict[str, System]:
+    """The systems by name, with the trained parts that were named."""
+    selected = () if options.trees is None else (f"delayed_selected:{options.trees}",)
+    eagle2: dict[str, Make] = {"EAGLE-2": lambda pair: Decoder(pair.target, pair.drafter.bare, Eagle2())}
+    return {
+        "rasd": System("rasd:eagle:demo+store:demo", ("rasd",), eagle2, drafted=Eagle2().max_depth),
+        "eesd": System("exit:demo", ("eesd", "eesd_beta"), CHAINS),
+        "parallelspec": System("parallelspec:demo", ("parallelspec_eagle", "parallelspec_medusa"), {}),
+        "delayed": System(
+            "lm:demo",
+            (*selected, "delayed"),
+            drawn("3 branches of 5, SpecInfer's rule", Sampled.chains(3, 5), multi_round)
+            | drawn("3 branches of 5, traversal", Sampled.chains(3, 5), traversal)
+            | drawn("trunk of 2, 3 branches of 4, traversal", Delayed(), traversal)
+            | drawn("chain of 2, SpecInfer's rule", Sampled.chain(2), multi_round)
+            | drawn("chain of 4, SpecInfer's rule", Sampled.chain(4), multi_round),
+            1.0,
+        ),
+    }
+
+
+def model_of(pair: Pair) -> Any:
+    """The drafter of OPT-Tree alone: the model, without what is retrieved beside it."""
+    return getattr(pair.drafter, "drafter", pair.drafter)
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Print a table for each system; return its lines."""
+    found: dict[str, Any] = {}
+    for name in options.systems.split(","):
+        system = systems_of(options)[name]
+        spec = options.own or system.drafter  # type: ignore[attr-defined]
+        given = gather(replace(options, drafter=spec))
+        rows = measure(given, system, options)
+        found[name] = rows
+        print(f"{name}: {spec}, {len(given.chosen)} texts of {given.questions.name}, temperature {system.temperature}")
+        print(table(rows))
+    return found
+
+
+def measure(given: Material, system: System, options: Options) -> list[dict[str, Any]]:
+    """Decode with every method; OPT-Tree behind each preset, by its sizes."""
+    pair, prompts = given.pair, given.first_prompts()
+    baseline = decode(plain(pair.target), prompts, pair, options, system.temperature)
+    rows = []
+    for spec in tqdm(system.presets, desc="systems", leave=False, disable=None):
+        decoder = make_preset(spec, pair.target, pair.drafter)
+        answers = decode(decoder, prompts, pair, options, system.temperature)
+        rows.append(line(spec.partition(":")[0], answers, baseline, options))
+        nodes = round(np.mean([step.tree.nodes for answer in answers for step in answer.steps]))
+        deepest = max(int(step.tree.depths.max()) for answer in answers for step in answer.steps)
+        for layers in sorted({deepest, system.drafted or deepest}):
+            alone = Decoder(pair.target, model_of(pair), OptTree(nodes, 0.0, layers))
+            answers = decode(alone, prompts, pair, options, system.temperature)
+            rows.append(line(f"OPT-Tree, {nodes} nodes, {layers} layers", answers, baseline, options))
+    for name, make in tqdm(system.beside.items(), desc="beside", leave=False, disable=None):
+        rows.append(line(name, decode(make(pair), prompts, pair, options, system.temperature), baseline, options))
+    return rows
+
+
+def decode(
+    decoder: Decoder, prompts: Sequence[list[int]], pair: Pair, options: Options, temperature: float
+) -> list[Generation]:
+    """Decode the prompts, each with a seed of its own; a drafter begins anew."""
+    if decoder.drafter is not None:
+        decoder.drafter.clear()
+    sampling = Sampling(temperature)
+    return [
+        decoder.generate(prompt, options.max_new_tokens, sampling, pair.stop, seed=seed)
+        for seed, prompt in enumerate(tqdm(prompts, leave=False, disable=None))
+    ]
+
+
+def line(name: str, answers: Sequence[Generation], baseline: Sequence[Generation], options: Options) -> dict[str, Any]:
+    """The figures of a method: means over steps."""
+    counts = [(len(answer.tokens), len(answer.steps)) for answer in answers]
+    rate, interval = estimate(counts, lambda sums: sums[..., 0] / sums[..., 1])
+    steps = [step for answer in answers for step in answer.steps]
+    equal = sum(answer.tokens == other.tokens for answer, other in zip(answers, baseline, strict=True))
+    found = {
+        "method": name,
+        "tokens/step": rate,
+        "95 %": "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
+        "nodes/step": float(np.mean([step.tree.nodes for step in steps])),
+        "draft forwards/step": float(np.mean([step.draft_forwards for step in steps])),
+        "= plain": f"{equal}/{len(answers)}",
+    }
+    if options.seconds:
+        found["tokens/s"] = sum(len(one.tokens) for one in answers) / sum(one.seconds for one in answers)
+    return found
