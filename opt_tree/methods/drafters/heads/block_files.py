@@ -111,7 +111,8 @@ def read_block_file(raw: Mapping[str, Any], count: int) -> BlockFile:
     speculators = "speculators_model_type" in raw
     layers = _layers_of(raw, speculators)
     reading = _reading(own, layers.num_hidden_layers, count, speculators)
-    size, mask = own.get("block_size", 8 if speculators else 16), own.get("mask_token_id")
+    size: Any = own.get("block_size", 8 if speculators else 16)
+    mask: Any = own.get("mask_token_id")
     if missing := [name for name, value in (("block_size", size), ("mask_token_id", mask)) if type(value) is not int]:
         raise ValueError(f"its config names no {', '.join(missing)}")
     first = _first_row(own, found, speculators)
@@ -194,10 +195,10 @@ def _sights(own: Mapping[str, Any], layers: Any, found: str, speculators: bool) 
     if SLIDING in kinds and not window:
         raise ValueError("its config has sliding layers, and no sliding_window")
     if speculators:
-        causal = not own.get("sliding_window_non_causal", found == DFLASH2)
-        return {FULL: Sight(), SLIDING: Sight(causal, window, True)}
+        open_ = own.get("sliding_window_non_causal", found == DFLASH2)
+        return {FULL: Sight(), SLIDING: Sight(not open_, window, from_anchor=True)}
     said = [own[name] for name in ("is_causal", "causal", "causal_head") if own.get(name) is not None]
-    causal = said[0] if said else None
+    causal: bool | None = said[0] if said else None
     if own.get("model_type") == TRANSFORMERS:
         return two_sided(window or 0)
     return {FULL: Sight(bool(causal)), SLIDING: Sight(causal is not False, window)}

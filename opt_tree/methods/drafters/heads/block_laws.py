@@ -142,8 +142,9 @@ class DSparkHeads(BlockLaw):
     def start(self, skipped: Float[Tensor, "places hidden"], root: Int[Tensor, " 1"]) -> Float[Tensor, "1 width"]:
         """An RNN was trained from the anchor's row on, though nothing is drafted there; its parent is the anchor."""
         carried = super().start(skipped, root)
-        for state in skipped if self.markov_head is not None else ():
-            _, carried = self.markov_head.step(state[None], root, carried)
+        if self.markov_head is not None:
+            for state in skipped:
+                _, carried = self.markov_head.step(state[None], root, carried)
         return carried
 
     def confidence(

@@ -91,10 +91,10 @@ class ConvolvedLayer(MuseGlimmerAssistantDecoderLayer):
         sizes = (config.hidden_size, kernel, group, config.block_size)
         self.attention_conv, self.mlp_conv = DynamicConvolution(*sizes), DynamicConvolution(*sizes)
 
-    def forward(self, hidden_states: Tensor, **more: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *more: Any, **named: Any) -> Tensor:  # type: ignore[override]
         read = self.input_layernorm(hidden_states)
         before, behind = self.attention_conv.kernels(read)
-        attended, _ = self.self_attn(hidden_states=self.attention_conv(read, before), **more)
+        attended, _ = self.self_attn(self.attention_conv(read, before), *more, **named)
         hidden_states = hidden_states + self.attention_conv(attended, behind)
         read = self.post_attention_layernorm(hidden_states)
         before, behind = self.mlp_conv.kernels(read)

@@ -9,7 +9,7 @@ values, and fills in masks behind the root. Its laws are those of their depths, 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -95,9 +95,9 @@ class Block:
     """The target's ids of the columns, in rising order; None: a column a token."""
     sights: Sights | None = None
     """What its rows see; None: as in transformers' layers."""
-    embed: Callable[[Tensor], Tensor] | None = None
+    embed: RawEmbedding | None = None
     """From tokens to the embeddings that its rows begin as; None: what the target makes of them."""
-    scores: Callable[[Tensor], Tensor] | None = None
+    scores: Scores | None = None
     """From its rows' states to the scores of the columns; None: the target's logits where these are its last states."""
     family: str = DFLASH
 
@@ -271,10 +271,10 @@ class BlockDrafter(OnePass):
 def _check(drafter: BlockDrafter, target: CausalLM) -> None:
     """Raise ValueError for a block that does not fit its target."""
     config, what = drafter.model.config, f"wrong {drafter.block.family} model for this target"
-    embedding, output = (getattr(each, "layer", None) for each in (drafter.block.embed, drafter.block.scores))
+    embed, scores = drafter.block.embed, drafter.block.scores
     widths = {
-        target.hidden if embedding is None else embedding.embedding_dim,
-        target.hidden if output is None else output.in_features,
+        target.hidden if embed is None else embed.layer.embedding_dim,
+        target.hidden if scores is None else scores.layer.in_features,
     }
     if widths != {config.hidden_size}:
         raise ValueError(f"{what}: it is {config.hidden_size} wide, {target.name} {target.hidden}")
