@@ -220,8 +220,8 @@ def test_every_place_of_a_block_learns(folder, target, tmp_path):
 
 
 def test_layers_are_spread_as_dflash_spreads_them():
-    assert dspark.spread(36, 5) == [1, 9, 17, 25, 33]
-    assert dspark.spread(12, 3) == [1, 5, 9] and dspark.spread(12, 1) == [1]
+    assert dspark.spread(36, 5) == (1, 9, 17, 25, 33)
+    assert dspark.spread(12, 3) == (1, 5, 9) and dspark.spread(12, 1) == (6,)
 
 
 @torch.no_grad()

@@ -68,7 +68,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.methods.drafters.heads.block_files import read_block_file
+from opt_tree.methods.drafters.heads.block_files import read_block_file, spread
 from opt_tree.methods.drafters.heads.block_laws import DSparkHeads
 from opt_tree.methods.drafters.heads.block_network import block_network, run_blocks
 from opt_tree.models.checkpoints import load_weights
@@ -195,12 +195,6 @@ def losses_of(
     return 0.1 * hard + 0.9 * apart + sure
 
 
-def spread(count: int, depth: int) -> list[int]:
-    """Return `depth` of the target's `count` layers, evenly from the second to the third last, as DFlash does."""
-    last = max(count - 3, 1)
-    return sorted({round(1 + (last - 1) * place / max(depth - 1, 1)) for place in range(depth)})
-
-
 def new_config(
     target: PreTrainedModel, plan: DSparkPlan, layers: Sequence[int], kind: str, mask: int
 ) -> dict[str, Any]:
@@ -224,18 +218,6 @@ def new_config(
     }
 
 
-def causal_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of a model without heads as JetSpec's are: no place of it sees a later one.
-
-    ValueError for one with heads. Its places speak one place earlier than in the released models (`draft_shift`).
-    """
-    if config["markov_rank"]:
-        raise ValueError(f"--causal goes with --markov none, not {config['markov_head_type']}")
-    nested = {name: config[name] for name in ("target_layer_ids", "mask_token_id")}
-    nested |= {"causal_head": True, "draft_shift": True}
-    return config | {"architectures": ["DFlashDraftModel"], "dflash_config": nested}
-
-
 def save_dspark(model: DSparkModel, folder: Path, tokens: Int[Tensor, " columns"]) -> None:
     """Save a model in bf16 as DeepSpec does, but for the target's layers; with its draft vocabulary."""
     vocabulary = vocabulary_tensors(tokens, model.config["vocab_size"])
@@ -244,6 +226,8 @@ def save_dspark(model: DSparkModel, folder: Path, tokens: Int[Tensor, " columns"
 
 def train(args: argparse.Namespace) -> None:
     plan, target = from_fields(DSparkPlan, args), load_weights(str(args.target), torch.bfloat16)
+    if args.causal and args.markov != "none":
+        raise ValueError(f"--causal goes with --markov none, not {args.markov}")
     count = target.config.get_text_config().num_hidden_layers
     layers = args.layers or spread(count, plan.depth)
     mask = target.config.pad_token_id if args.mask is None else args.mask
@@ -251,7 +235,11 @@ def train(args: argparse.Namespace) -> None:
         raise ValueError(f"--mask is a token of the target that no text has, got {mask}")
     kept = most_frequent(np.load(args.features / COUNTS), args.vocab, "target")
     config = new_config(target, plan, layers, args.markov, mask)
-    head = DSparkModel(causal_config(config) if args.causal else config, len(kept))
+    if args.causal:  # its places speak one place earlier than in JetSpec's released models
+        nested = {name: config[name] for name in ("target_layer_ids", "mask_token_id")}
+        nested |= {"causal_head": True, "draft_shift": True}
+        config |= {"architectures": ["DFlashDraftModel"], "dflash_config": nested}
+    head = DSparkModel(config, len(kept))
     if head.heads.markov_head is not None:
         nn.init.normal_(head.heads.markov_head.markov_w1.weight, std=0.02)
     read = [-1 if layer == count - 1 else layer for layer in layers]  # the drafter has the last one behind its norm

@@ -14,13 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, MuseGlimmerAssistantConfig, Qwen3Config
 
 from opt_tree.errors import one_line
-from opt_tree.methods.drafters.heads.block_laws import (
-    KINDS,
-    BlockLaw,
-    DominoHead,
-    DSparkHeads,
-    SelectorLaw,
-)
+from opt_tree.methods.drafters.heads.block_laws import KINDS, BlockLaw, DominoHead, DSparkHeads, SelectorLaw
 from opt_tree.methods.drafters.heads.block_network import Sight, Sights, two_sided
 from opt_tree.methods.drafters.heads.eagle3_files import Reading, checked_ids, fitting
 from opt_tree.methods.drafters.heads.families import BLOCKS, DFLASH, DFLASH2, DOMINO, DSPARK, family
@@ -165,14 +159,14 @@ def _reading(own: Mapping[str, Any], depth: int, count: int, speculators: bool) 
         name = "aux_hidden_state_layer_ids"
         return fitting(Reading(checked_ids(name, own.get(name), count) or (2, count // 2, count - 3), True), count)
     name = "target_layer_ids"
-    ids = checked_ids(name, own.get(name), count) or _spread(count, depth)
+    ids = checked_ids(name, own.get(name), count) or spread(count, depth)
     # ModelOpt's dumps by vLLM hold what enters these layers, in files that look like z-lab's.
     told = own.get("model_type") == TRANSFORMERS or (_NESTED not in own and name in own)
     return fitting(Reading(ids, False, told), count)
 
 
-def _spread(count: int, depth: int) -> tuple[int, ...]:
-    """The layers that z-lab's code reads unless told otherwise."""
+def spread(count: int, depth: int) -> tuple[int, ...]:
+    """Return the layers of a target's `count` that z-lab's code reads with `depth` of its own, unless told otherwise."""
     if depth == 1:
         return (count // 2,)
     return tuple(round(1 + place * (count - 4) / (depth - 1)) for place in range(depth))

@@ -58,4 +58,5 @@ def refuse_others(path: str, config: Mapping[str, Any], own: tuple[str, ...] = (
         return
     kind = "eagle" if found == PEAGLE else "dflash" if found in BLOCKS else None
     hint = f": name it {kind}:{path}" if kind else ", which nothing here drafts with"
-    raise CheckpointError(f"{path} is a {found} model by its config{hint}")
+    article = "an" if found.startswith("X") else "a"
+    raise CheckpointError(f"{path} is {article} {found} model by its config{hint}")
