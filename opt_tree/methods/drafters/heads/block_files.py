@@ -166,7 +166,7 @@ def _reading(own: Mapping[str, Any], depth: int, count: int, speculators: bool) 
 
 
 def spread(count: int, depth: int) -> tuple[int, ...]:
-    """Return the layers of a target's `count` that z-lab's code reads with `depth` of its own, unless told otherwise."""
+    """Return the layers of a target's `count` that z-lab's code reads with `depth` of its own, if none are named."""
     if depth == 1:
         return (count // 2,)
     return tuple(round(1 + place * (count - 4) / (depth - 1)) for place in range(depth))

@@ -100,8 +100,8 @@ class BlockDrafter(OnePass):
         config: Any = block.model.config
         super().__init__(target)
         self.block, self.model = block, block.model
-        self.rows, self.tokens = int(config.block_size), None if block.tokens is None else block.tokens.cpu()
-        self.features = tuple(dict.fromkeys(block.layers))
+        self.rows, self.features = int(config.block_size), tuple(dict.fromkeys(block.layers))
+        self.tokens = None if block.tokens is None else block.tokens.cpu()
         sights = block.sights or two_sided(config.sliding_window)
         self._sights = {kind: sights[kind] for kind in sorted({*config.layer_types})}
         output: Any = target.model.get_output_embeddings()
@@ -126,8 +126,7 @@ class BlockDrafter(OnePass):
         self._waiting, self._cache = waiting, DynamicCache()
 
     def _inputs(self, features: Mapping[int, Float[Tensor, "*tokens hidden"]]) -> Float[Tensor, "*tokens wide"]:
-        states = [features[layer].to(self.model.device, self.model.dtype) for layer in self.block.layers]
-        return torch.cat(states, -1)
+        return torch.cat([features[layer].to(self.model.device, self.model.dtype) for layer in self.block.layers], -1)
 
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
         Drafter.begin(self, prompt, kept, prefill, sampling)  # the last feature alone is read by others
@@ -160,9 +159,10 @@ class BlockDrafter(OnePass):
         if depth > len(self._states):
             nothing = self._unary.new_full((1, self._unary.shape[1]), -torch.inf)
             return LogProbs(nothing.expand(len(frontier.tokens), -1), self.tokens)
-        carried = self._carried
         if self.block.law.width:
-            carried = carried.index_select(0, send(frontier.parents, carried.device))
+            carried = self._carried.index_select(0, send(frontier.parents, self._carried.device))
+        else:
+            carried = self._carried.expand(len(frontier.tokens), -1)
         return self._below(depth, send(frontier.tokens, self.model.device), carried)
 
     def _below(self, depth: int, parents: Int[Tensor, " parents"], carried: Float[Tensor, "parents width"]) -> LogProbs:
