@@ -44,6 +44,7 @@ main = main_of("experiments.systems", Options, __doc__, "experiments.systems:run
 if __name__ == "__main__":
     sys.exit(main())
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -83,7 +84,7 @@ def chains(pair: Pair, length: int) -> Decoder:
     return Decoder(pair.target, pair.drafter, Static.chain(length))
 
 
-CHAINS: dict[str, Make] = {f"chain of {length}": lambda pair, n=length: chains(pair, n) for length in LENGTHS}
+CHAINS: dict[str, Make] = {f"chain of {length}": functools.partial(chains, length=length) for length in LENGTHS}
 
 
 def drawn(name: str, policy: Any, verifier: Any) -> dict[str, Make]:

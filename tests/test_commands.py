@@ -30,7 +30,7 @@ from experiments.other_engines import __main__ as other_engines
 from opt_tree import OptTree
 from opt_tree.backends.quantised import BITS
 from opt_tree.methods.controllers.registry import CONTROLLERS
-from opt_tree.methods.drafters.heads.dspark import KINDS as MARKOV
+from opt_tree.methods.drafters.heads.block_laws import KINDS as MARKOV
 from opt_tree.methods.drafters.registry import KINDS
 from opt_tree.methods.policies.registry import POLICIES
 from opt_tree.methods.registry import listed
@@ -167,7 +167,7 @@ def test_help_lists_what_the_library_has():
     fields = {field.name: field for field in dataclasses.fields(compare.Options)}
     assert {*run_options.WEIGHTS} == {*BITS}
     assert {*fields["preset"].metadata["choices"]} == {*STUDIES}
-    assert dspark.MARKOV == MARKOV
+    assert {*dspark.MARKOV} == {*MARKOV, "none"} - {"rnn"}
 
 
 def test_one_word_for_one_thing_and_the_published_ones_are_taken():

@@ -5,7 +5,7 @@ Owns the list. A drafter goes with each; what it is, the caller says.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
@@ -80,7 +80,7 @@ def delayed_selected(target: Target, drafter: Drafter, folder: str) -> Decoder:
     """Delayed trees with the neural selector (arXiv:2602.16994), judged by the verifier that it was trained for."""
     require(CausalLM, target=target)
     seen = Seen(drafter)
-    selector = Selector.load(folder, target, seen.models[0])
+    selector = Selector.load(folder, cast(CausalLM, target), seen.models[0])
     return Decoder(target, seen, SelectedTree(selector, seen), selector.choice.judge)
 
 

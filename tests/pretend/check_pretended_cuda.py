@@ -97,7 +97,7 @@ def test_every_drafter_waits_once_a_layer_and_once_a_step(name):
     pair = pair_with(DRAFTERS[name])
     found = measure(pair)
     # One forward drafts a block; the Markov head then reads the parents of each place.
-    layers = pair.drafter.block.block if name == "dspark" else found.layers
+    layers = pair.drafter.rows if name == "dspark" else found.layers
     assert found.waits <= layers + 1
     assert name not in TABLES or found.waits == 1
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from methods.drafters import test_parallel_spec
-from methods.drafters.test_dspark import BLOCK, config_of, parts_of
+from methods.drafters.published_block import BLOCK
+from methods.drafters.test_blocks import drawn, dspark_config
 from methods.drafters.test_parallel_spec import DEPTHS, head_of
 from safetensors.torch import save_file
 from tiny_models import HIDDEN, VOCAB, tiny
@@ -67,6 +68,8 @@ RUNS = [
     (parallel_spec, "parallelspec", ["--depths", "3", "--vocab", "40"], 3),
     (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "vanilla"], 3),
     (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "gated"], 3),
+    (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "none"], 3),
+    (dspark, "dflash", [*BLOCKS, "--vocab", "40", "--markov", "none", "--causal"], 3),
     (medusa, "medusa", ["--depths", "3", "--average", "0.5", "--frequent", "0", "--drawn", "0"], 3),
     (early_exit, "exit", ["--depth", "2", "--average", "0.5"], 1),
 ]
@@ -119,8 +122,8 @@ def test_medusa_s_heads_are_judged_over_frequent_tokens_unless_told_otherwise(fo
 
 
 def dspark_of(target, columns=VOCAB, **changes):
-    head = dspark.DSparkModel(config_of(num_hidden_layers=2, **changes), columns)
-    head.block, head.heads = parts_of(head.config, columns)
+    head = dspark.DSparkModel(dspark_config(**changes), columns)
+    head.block, head.heads = drawn(head.block), drawn(head.heads)
     return head
 
 
@@ -129,11 +132,12 @@ def batch_of(folder, layers):
     return documents[documents.train[0]]
 
 
-def test_a_block_sees_what_was_before_it_and_itself(folder, target):
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_block_sees_what_was_before_it_and_itself(folder, target, causal):
     """Each of a batch's blocks, in one forward, is what the drafter's model says behind that anchor alone."""
     layers = (0, 1)
     batch = batch_of(folder, layers)
-    head = dspark_of(target).float()
+    head = dspark_of(target, markov_rank=0, causal_head=causal).float()
     loss = dspark.DSparkLoss(head, target.model.float(), torch.arange(VOCAB), dspark.DSparkPlan(anchors=0.5))
     anchors, real = loss.draw(batch)
     assert real.any() and batch.judged.gather(1, anchors)[real].all()
@@ -143,7 +147,13 @@ def test_a_block_sees_what_was_before_it_and_itself(folder, target):
         given = torch.cat([batch.features[layer][row : row + 1, :anchor].float() for layer in layers], -1)
         noise = embedding(torch.tensor([[int(batch.ids[row, anchor]), *[0] * (size - 1)]]))
         places = torch.arange(anchor + size)[None]
-        alone = head.block(noise_embeds=noise, context_hidden_states=given, position_ids=places).last_hidden_state[0]
+        seen = torch.cat([torch.ones(size, anchor), torch.ones(size, size).tril(0 if causal else size)], 1).bool()
+        alone = head.block(
+            noise_embeds=noise,
+            context_hidden_states=given,
+            position_ids=places,
+            attention_mask={"full_attention": seen[None, None]},
+        ).last_hidden_state[0]
         column = (anchors[row] == anchor).nonzero()[0, 0]
         assert torch.allclose(states[row, column], alone, atol=1e-4)
     target.model.double()
@@ -184,7 +194,7 @@ def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target,
     parents, (_, _, law, follower) = taken
     expected = []
     output = target.model.get_output_embeddings().weight
-    for row, anchor in ((row, anchor) for row, drawn in enumerate(anchors.tolist()) for anchor in drawn):
+    for row, anchor in ((row, anchor) for row, places in enumerate(anchors.tolist()) for anchor in places):
         length = int(batch.judged[row].nonzero().max()) + 1
         expected += [(row, place) for place in range(anchor, min(anchor + size, length - 1))]
     rows, places = torch.tensor(expected).T
@@ -198,7 +208,7 @@ def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target,
 def test_every_place_of_a_block_learns(folder, target, tmp_path):
     plan = dspark.DSparkPlan(minutes=1e9, block=BLOCK, anchors=0.5)
     torch.manual_seed(0)
-    head = dspark.DSparkModel(config_of(), VOCAB).float()
+    head = dspark.DSparkModel(dspark_config(), VOCAB).float()
     documents = Documents(folder / "features", 200, (-1, 0, 1))
     loss = dspark.DSparkLoss(head, target.model.float(), torch.arange(VOCAB), plan)
     run = Training(loss, documents, plan, tmp_path)
@@ -210,8 +220,8 @@ def test_every_place_of_a_block_learns(folder, target, tmp_path):
 
 
 def test_layers_are_spread_as_dflash_spreads_them():
-    assert dspark.spread(36, 5) == [1, 9, 17, 25, 33]
-    assert dspark.spread(12, 3) == [1, 5, 9] and dspark.spread(12, 1) == [1]
+    assert dspark.spread(36, 5) == (1, 9, 17, 25, 33)
+    assert dspark.spread(12, 3) == (1, 5, 9) and dspark.spread(12, 1) == (6,)
 
 
 @torch.no_grad()
@@ -260,3 +270,9 @@ def test_an_exit_is_behind_some_layers_and_before_others(folder, tmp_path, capsy
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", str(tmp_path)]
     assert early_exit.main([*arguments, "--depth", "4"]) == 2
     assert "--depth must be between 1 and 3, the target has 4 layers" in capsys.readouterr().err
+
+
+def test_a_causal_model_has_no_heads(folder, tmp_path, capsys):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", str(tmp_path)]
+    assert dspark.main([*arguments, *BLOCKS, "--vocab", "40", "--causal"]) == 2
+    assert "--causal goes with --markov none, not vanilla" in capsys.readouterr().err

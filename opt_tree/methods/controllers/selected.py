@@ -54,17 +54,23 @@ class Judged(TreePolicy):
 class Noted(Protocol):
     """What a model left of one token."""
 
-    state: Float[Tensor, "1 hidden"]
-    logits: Float[Tensor, "1 columns"]
+    @property
+    def state(self) -> Float[Tensor, "1 hidden"]: ...
+
+    @property
+    def logits(self) -> Float[Tensor, "1 columns"]: ...
 
 
 class Sight(Protocol):
     """What a selector sees of the drafter; `opt_tree.methods.drafters.seen` has it."""
 
-    before: Noted | None
-    """Of the token before the root."""
-    rows: Sequence[Noted]
-    """Of the root first."""
+    @property
+    def before(self) -> Noted | None:
+        """Of the token before the root."""
+
+    @property
+    def rows(self) -> Sequence[Noted]:
+        """Of the root first."""
 
 
 class SelectedTree(TreePolicy):

@@ -40,7 +40,8 @@ class DrafterOptions:
     weights: str | None = None
     """Of an independent model, on a CPU: "int8" or "int4"; None: as the dtype says."""
     layers: tuple[int, ...] | None = None
-    """The target's layers whose outputs an EAGLE-3 head reads, in the order of `fc`'s columns; None: its file's."""
+    """The target's layers whose outputs an EAGLE-3 head or a block drafter reads, in the order of `fc`'s columns; None:
+    its file's."""
 
 
 class Spec(NamedTuple):

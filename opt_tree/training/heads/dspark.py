@@ -1,4 +1,4 @@
-"""Train a DSpark model from hidden states on disk (arXiv:2607.05147, section 3.3).
+"""Train a block drafter from hidden states on disk: a DSpark model (arXiv:2607.05147, section 3.3), or a plainer one.
 
     python -m opt_tree.training.heads.dspark --target DIR --features DIR --output DIR --minutes 12
 
@@ -6,8 +6,9 @@ Anchors are drawn from the answers anew for each batch. A block behind an anchor
 it and its own places, never another block's. Embedding and output layer are the target's and stay as they are. The loss
 of place k is 0.1 times the cross-entropy of the token that follows, 0.9 times the L1 distance to the target's law, and
 the cross-entropy of the confidence with 1 - L1 / 2, weighed by exp(-(k - 1) / 4) as in the released configuration. Each
-place has a mean of its own here; a draft vocabulary is judged as if the target had no other tokens. Stream, clock and
-files are those of `opt_tree.training.heads.train`.
+place has a mean of its own here; a draft vocabulary is judged as if the target had no other tokens. With
+`--markov none` there are no heads: that is DeepSpec's DFlash, trained by this loss. With `--causal` as well no place
+sees a later one, as in JetSpec's models. Stream, clock and files are those of `opt_tree.training.heads.train`.
 """
 
 import math
@@ -34,8 +35,8 @@ class DSparkPlan(Pace):
         return self.block
 
 
-MARKOV = ("vanilla", "gated")
-"""Kinds of Markov heads, as `opt_tree.methods.drafters.heads.dspark` reads them; a test compares them."""
+MARKOV = ("vanilla", "gated", "none")
+"""Kinds of Markov heads that know the parent alone, and no heads at all."""
 
 
 def new_parser() -> Parser:
@@ -44,6 +45,7 @@ def new_parser() -> Parser:
         "--layers", type=whole_numbers, help="layers that it reads (default: as many as it has, spread)"
     )
     parser.add_argument("--markov", choices=MARKOV, default=MARKOV[0], help="Markov head (%(default)s)")
+    parser.add_argument("--causal", action="store_true", help="no place sees a later one (JetSpec); with --markov none")
     parser.add_argument("--mask", type=int, help="token that stands for a mask (default: the target's padding)")
     return parser
 
@@ -66,7 +68,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.methods.drafters.heads.dspark import DSparkHeads, backbone, published_names
+from opt_tree.methods.drafters.heads.block_files import read_block_file, spread
+from opt_tree.methods.drafters.heads.block_laws import DSparkHeads
+from opt_tree.methods.drafters.heads.block_network import block_network, run_blocks
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.models.output_scaling import scaling_of
 from opt_tree.system.command_line import from_fields
@@ -83,12 +87,25 @@ AS_TARGET = (
 """What of its config is the target's."""
 
 
+_BACKBONE = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
+"""What DeepSpec calls the parts of transformers' network that have other names there."""
+
+
 class DSparkModel(nn.Module):
     """A block and its heads under the published names: what is trained and saved."""
 
     def __init__(self, config: dict[str, Any], columns: int) -> None:
         super().__init__()
-        self.config, self.block, self.heads = config, backbone(config), DSparkHeads(config, columns)
+        file = read_block_file(config, int(config["num_target_layers"]))
+        self.config, self.sights = config, file.sights
+        self.block, self.heads = block_network(file.config), DSparkHeads(config, columns)
+
+    def published(self) -> dict[str, Tensor]:
+        """Return its tensors under DeepSpec's names."""
+        tensors = {**self.block.state_dict(), **self.heads.state_dict()}
+        for ours, theirs in _BACKBONE.items():
+            tensors = {n.replace(ours, theirs, 1) if n.startswith(ours) else n: t for n, t in tensors.items()}
+        return tensors
 
 
 class DSparkLoss(Judge):
@@ -124,21 +141,10 @@ class DSparkLoss(Judge):
 
     def states(self, batch: Batch, anchors: Int[Tensor, "rows anchors"]) -> Float[Tensor, "rows anchors block hidden"]:
         """Run the blocks behind some anchors; all of a document in one forward."""
-        size, (rows, length) = self.head.config["block_size"], batch.ids.shape
         context = torch.cat([batch.features[layer].float() for layer in batch.layers[1:]], -1)
-        ids = torch.full((*anchors.shape, size), self.head.config["mask_token_id"])
+        ids = torch.full((*anchors.shape, self.head.config["block_size"]), self.head.config["mask_token_id"])
         ids[..., 0] = batch.ids.gather(1, anchors)
-        places = anchors[..., None] + torch.arange(size)
-        own = torch.arange(anchors.shape[1]).repeat_interleave(size)
-        before = torch.arange(length) < anchors.repeat_interleave(size, 1)[..., None]
-        seen = torch.cat([before, (own[:, None] == own).expand(rows, -1, -1)], -1)[:, None]
-        states = self.head.block(
-            noise_embeds=self.embedding[ids.flatten(1)].float(),
-            context_hidden_states=context,
-            position_ids=torch.cat([torch.arange(length).expand(rows, -1), places.flatten(1)], 1),
-            attention_mask={"full_attention": seen},
-        ).last_hidden_state
-        return states.view(*ids.shape, -1)
+        return run_blocks(self.head.block, self.embedding[ids].float(), context, anchors, self.head.sights)
 
     def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " places"], Float[Tensor, " places"]]:
         anchors, real = self.draw(batch)
@@ -164,38 +170,36 @@ class DSparkLoss(Judge):
 
     def score(
         self, states: Float[Tensor, "rows hidden"], parents: Int[Tensor, " rows"]
-    ) -> tuple[Float[Tensor, "rows columns"], Float[Tensor, " rows"]]:
+    ) -> tuple[Float[Tensor, "rows columns"], Float[Tensor, " rows"] | None]:
         """Return the logits of children and of the confidence, below parents whose children have these states."""
         markov, confidence = self.head.heads.markov_head, self.head.heads.confidence(states, parents)
-        assert confidence is not None
-        return (self.read(states) + markov.markov_w2(markov.latent(states, parents))).float(), confidence.float()
+        logits = self.read(states)
+        if markov is not None:
+            logits = logits + markov.markov_w2(markov.latent(states, parents))
+        return logits.float(), None if confidence is None else confidence.float()
 
 
 def losses_of(
     logits: Float[Tensor, "rows columns"],
-    confidence: Float[Tensor, " rows"],
+    confidence: Float[Tensor, " rows"] | None,
     law: Float[Tensor, "rows columns"],
     follower: Int[Tensor, " rows"],
 ) -> Float[Tensor, " rows"]:
-    """Return the weighed sum of the three losses; a follower of -1 has no column to be asked for."""
+    """Return the weighed sum of the losses; a follower of -1 has no column to be asked for."""
     log_probs = logits.log_softmax(-1)
     hard = -log_probs.gather(1, follower.clamp(min=0)[:, None])[:, 0] * (follower >= 0)
     apart = (log_probs.exp() - law).abs().sum(-1)
+    if confidence is None:
+        return 0.1 * hard + 0.9 * apart
     sure = F.binary_cross_entropy_with_logits(confidence, (1 - apart.detach() / 2).clamp(0, 1), reduction="none")
     return 0.1 * hard + 0.9 * apart + sure
-
-
-def spread(count: int, depth: int) -> list[int]:
-    """Return `depth` of the target's `count` layers, evenly from the second to the third last, as DFlash does."""
-    last = max(count - 3, 1)
-    return sorted({round(1 + (last - 1) * place / max(depth - 1, 1)) for place in range(depth)})
 
 
 def new_config(
     target: PreTrainedModel, plan: DSparkPlan, layers: Sequence[int], kind: str, mask: int
 ) -> dict[str, Any]:
     """Return the config of a DSpark model for this target, under the published names; `kind`: of its Markov head."""
-    text = target.config.get_text_config().to_dict()
+    text, scaling = target.config.get_text_config().to_dict(), scaling_of(target)
     return {name: text[name] for name in AS_TARGET if text.get(name) is not None} | {
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "qwen3",
@@ -205,30 +209,42 @@ def new_config(
         "block_size": plan.block,
         "mask_token_id": mask,
         "target_layer_ids": list(layers),
-        "markov_rank": plan.rank,
-        "markov_head_type": kind,
-        "enable_confidence_head": True,
+        "markov_rank": 0 if kind == "none" else plan.rank,
+        "markov_head_type": None if kind == "none" else kind,
+        "enable_confidence_head": kind != "none",
         "confidence_head_with_markov": True,
+        "output_multiplier": scaling.factor,
+        "final_logit_softcapping": scaling.cap,
     }
 
 
 def save_dspark(model: DSparkModel, folder: Path, tokens: Int[Tensor, " columns"]) -> None:
     """Save a model in bf16 as DeepSpec does, but for the target's layers; with its draft vocabulary."""
     vocabulary = vocabulary_tensors(tokens, model.config["vocab_size"])
-    write_checkpoint(model.config, published_names(model.block, model.heads) | dict(vocabulary), folder)
+    write_checkpoint(model.config, model.published() | dict(vocabulary), folder)
 
 
 def train(args: argparse.Namespace) -> None:
     plan, target = from_fields(DSparkPlan, args), load_weights(str(args.target), torch.bfloat16)
+    if args.causal and args.markov != "none":
+        raise ValueError(f"--causal goes with --markov none, not {args.markov}")
     count = target.config.get_text_config().num_hidden_layers
     layers = args.layers or spread(count, plan.depth)
     mask = target.config.pad_token_id if args.mask is None else args.mask
     if mask is None or not 0 <= mask < target.config.vocab_size:
         raise ValueError(f"--mask is a token of the target that no text has, got {mask}")
     kept = most_frequent(np.load(args.features / COUNTS), args.vocab, "target")
-    head = DSparkModel(new_config(target, plan, layers, args.markov, mask), len(kept))
-    nn.init.normal_(head.heads.markov_head.markov_w1.weight, std=0.02)
+    config = new_config(target, plan, layers, args.markov, mask)
+    if args.causal:  # its places speak one place earlier than in JetSpec's released models
+        nested = {name: config[name] for name in ("target_layer_ids", "mask_token_id")}
+        nested |= {"causal_head": True, "draft_shift": True}
+        config |= {"architectures": ["DFlashDraftModel"], "dflash_config": nested}
+    head = DSparkModel(config, len(kept))
+    if head.heads.markov_head is not None:
+        nn.init.normal_(head.heads.markov_head.markov_w1.weight, std=0.02)
     read = [-1 if layer == count - 1 else layer for layer in layers]  # the drafter has the last one behind its norm
     documents = Documents(args.features, plan.tokens, (-1, *read))
     training = Training(DSparkLoss(head.float(), target, kept, plan), documents, plan, args.output)
-    train_as_told(training, args, "dspark", lambda loss, folder: save_dspark(loss.head, folder, kept))
+    train_as_told(
+        training, args, "dflash" if args.causal else "dspark", lambda loss, folder: save_dspark(loss.head, folder, kept)
+    )

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from methods.drafters.test_dflash import model as tiny_dflash
-from methods.drafters.test_dspark import drafter_of as dspark
+from methods.drafters.test_blocks import block_of, dspark_of
 from methods.drafters.test_eagle3 import KNOWN, tiny_head3
 from methods.drafters.test_early_exit import deep, exit_of
 from methods.drafters.test_one_pass import medusa
@@ -21,7 +20,6 @@ from opt_tree.drafter import Drafter
 from opt_tree.methods.drafters.combined.copying import Copying
 from opt_tree.methods.drafters.combined.grafted import Grafted
 from opt_tree.methods.drafters.combined.rasd import Rasd
-from opt_tree.methods.drafters.heads.dflash import DFlashDrafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
 from opt_tree.methods.drafters.heads.early_exit import EarlyExit
@@ -67,8 +65,8 @@ MAKERS: dict[str, Make] = {
     "exit": lambda target: EarlyExit(exit_of(target), target),
     "medusa": medusa,
     "parallelspec": parallel_spec,
-    "dspark": dspark,
-    "dflash": lambda target: DFlashDrafter(tiny_dflash(), target),
+    "dspark": lambda target: dspark_of(target, layers=(0, 1)),
+    "dflash": lambda target: block_of(target, (0, 1)),
     "ngram": lambda target: NGramDrafter(),
     "store": lambda target: store(),
     "recycling": lambda target: TokenRecycling(VOCAB),
@@ -90,8 +88,9 @@ VARIANTS: dict[str, Make] = {
     "exit, below a table": lambda target: Grafted(MAKERS["exit"](target), NGramDrafter(), 1),
     "medusa, the target's output layer": lambda target: medusa(target, False),
     "parallelspec, fewer tokens": lambda target: parallel_spec(target, SOME),
-    "dspark, fewer tokens": lambda target: dspark(target, KNOWN),
-    "dspark, where it is confident": lambda target: dspark(target, None, 0.5),
+    "dspark, fewer tokens": lambda target: dspark_of(target, KNOWN, layers=(0, 1)),
+    "dspark, where it is confident": lambda target: dspark_of(target, None, 0.5, (0, 1)),
+    "dspark, knowing the path": lambda target: dspark_of(target, layers=(0, 1), markov_head_type="rnn"),
     "store, alone": lambda target: store(weight=0),
     "store, the longest match": lambda target: store(longest=True),
     "graft, 1 forward": lambda target: Grafted(small().calibrated(0.5), TokenRecycling(VOCAB), 1),

@@ -36,10 +36,10 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def target_of(seed: int = 0) -> CausalLM:
+def target_of(dtype: torch.dtype = torch.float64) -> CausalLM:
     config = ARCHITECTURES["llama"]()
     config.num_hidden_layers = DEPTH
-    return CausalLM(build(config))
+    return CausalLM(build(config, dtype=dtype))
 
 
 def head_weights(

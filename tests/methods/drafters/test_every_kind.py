@@ -6,7 +6,7 @@ import pytest
 import torch
 from enumeration import first_token
 from methods.drafters.every_kind import MAKERS, ONE_PASS, TABLES, VARIANTS, kind_of, target_model
-from methods.drafters.test_dspark import drafter_of as dspark
+from methods.drafters.test_blocks import dspark_of
 from methods.drafters.test_early_exit import deep, exit_of
 from methods.drafters.test_one_pass import medusa
 from side_by_side import PROMPTS, compare
@@ -68,8 +68,9 @@ WHOLE_LAWS = {
     "eagle": lambda target: EagleDrafter(tiny_head(target.model, vocab_size=3), target),
     "exit": lambda target: EarlyExit(exit_of(target), target),
     "medusa": medusa,
-    "dspark": dspark,
-    "dspark, where it is confident": lambda target: dspark(target, None, 0.5),
+    "dspark": lambda target: dspark_of(target, layers=(0, 1)),
+    "dspark, where it is confident": lambda target: dspark_of(target, None, 0.5, (0, 1)),
+    "dspark, knowing the path": lambda target: dspark_of(target, layers=(0, 1), markov_head_type="rnn"),
 }
 
 

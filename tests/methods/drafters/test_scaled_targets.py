@@ -7,8 +7,7 @@ import pytest
 import torch
 import transformers
 from asking import begin, root_of
-from methods.drafters.test_dflash import model as dflash_model
-from methods.drafters.test_dspark import config_of, parts_of
+from methods.drafters.test_blocks import block_of, dspark_of
 from methods.drafters.test_eagle import Witness
 from methods.drafters.test_eagle3 import tiny_head3
 from methods.drafters.test_early_exit import exit_of
@@ -17,8 +16,6 @@ from tiny_models import HIDDEN, VOCAB, WIDTH, build, causal_logits, prompt, tiny
 from torch import nn
 
 from opt_tree import Decoder, OptTree
-from opt_tree.methods.drafters.heads.dflash import DFlashDrafter
-from opt_tree.methods.drafters.heads.dspark import DSparkDrafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
 from opt_tree.methods.drafters.heads.early_exit import EarlyExit
@@ -69,18 +66,13 @@ def shared_eagle3(target):
     return Eagle3Drafter(head, target, tokens=torch.arange(0, VOCAB, 2))
 
 
-def dspark(target):
-    block, heads = parts_of(config_of(target_layer_ids=[0, 1]))
-    return DSparkDrafter(DFlashDrafter(block, target), heads)
-
-
 KINDS = {
     "eagle": lambda target: EagleDrafter(tiny_head(target.model), target),
     "eagle, draft vocabulary": lambda target: EagleDrafter(tiny_head(target.model), target, None, torch.arange(30)),
     "eagle3": shared_eagle3,
     "medusa": medusa,
-    "dflash": lambda target: DFlashDrafter(dflash_model(), target),
-    "dspark": dspark,
+    "dflash": lambda target: block_of(target, (0, 1)),
+    "dspark": lambda target: dspark_of(target, layers=(0, 1)),
     "parallelspec": lambda target: ParallelSpecDrafter(head_of(target), target),
     "exit": lambda target: EarlyExit(exit_of(target), target),
 }

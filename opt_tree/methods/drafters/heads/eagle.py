@@ -83,7 +83,7 @@ class EagleDrafter(OfModel):
         self.lm.watch((LAST,))
         self.trained = self.lm.max_context
         """How many tokens of context it was trained on, by its config; behind them it drafts on."""
-        if not _ends(model.config, lm.context_note):
+        if not lm.context_note and not ends_at_positions(model.config):
             self.lm.max_context = target.max_context
         self.max_context = min(self.lm.max_context, target.max_context)
         self._ready: Tensor = torch.zeros(0)
@@ -134,13 +134,7 @@ class EagleDrafter(OfModel):
 
     def root(self, context: list[int]) -> Forward:
         """Ask for the pairs that the last step completed, with the target's features."""
-        if len(context) > self.trained and not self.beyond and len(context) < self.max_context:
-            self.beyond = True
-            warnings.warn(
-                f"{self.describe()} was trained on {self.trained} tokens of context (max_position_embeddings): behind "
-                "them it may draft worse",
-                stacklevel=2,
-            )
+        warn_beyond(self, len(context))
         tokens, features = self.take_pairs(context)
         self._rows = -1  # the root's is not there yet
         return self.lm.text(tokens, features)
@@ -179,14 +173,25 @@ class EagleDrafter(OfModel):
         return f"EAGLE head {self.name}: {self._size()}"
 
 
-def _ends(config: Any, note: str) -> bool:
-    """Whether a head cannot draft behind its `max_position_embeddings`; `note`: where its context ends before it.
+def ends_at_positions(config: Any) -> bool:
+    """Whether a head cannot draft behind its `max_position_embeddings`.
 
     That is what it was trained on (2,048 in most files), not where rotary positions end. Where factors change with the
     length of the text ("dynamic", LongRoPE), rows behind it would be rotated by others than those before it.
     """
     rope = getattr(config, "rope_parameters", None) or {}
-    return bool(note) or rope.get("rope_type") in ("dynamic", "longrope")
+    return rope.get("rope_type") in ("dynamic", "longrope")
+
+
+def warn_beyond(drafter: Any, length: int) -> None:
+    """Warn once that a context of this length is longer than what a head was `trained` on."""
+    if drafter.trained < length < drafter.max_context and not drafter.beyond:
+        drafter.beyond = True
+        warnings.warn(
+            f"{drafter.describe()} was trained on {drafter.trained} tokens of context (max_position_embeddings): "
+            "behind them it may draft worse",
+            stacklevel=3,
+        )
 
 
 def load_eagle(

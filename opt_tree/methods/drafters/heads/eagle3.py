@@ -5,8 +5,10 @@ mean in the layouts that there are is in `eagle3_files.py`.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -14,17 +16,20 @@ from opt_tree.drafter import Drafter
 from opt_tree.methods.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.methods.drafters.heads.eagle import LAST, EagleDrafter, lend_embeddings, load_eagle
 from opt_tree.methods.drafters.heads.eagle3_files import (
+    NAMED,
     Reading,
     fit,
     head_tensors,
     is_eagle3,
     read_layers,
+    read_masks,
     understood,
 )
 from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
 from opt_tree.methods.drafters.heads.eagle_head import HeadedEagle, take_biases
-from opt_tree.methods.drafters.heads.families import refuse_others
-from opt_tree.methods.drafters.heads.layer_probe import Probed, probe
+from opt_tree.methods.drafters.heads.families import PEAGLE, refuse_others
+from opt_tree.methods.drafters.heads.layer_probe import Convention, Probed, States, probe
+from opt_tree.methods.drafters.heads.parallel_spec import PEagleDrafter
 from opt_tree.methods.drafters.heads.published_files import read_head
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import cast_weights
@@ -92,10 +97,24 @@ class Eagle3Drafter(EagleDrafter):
         layers, other = reading.layers(), reading.layers(not reading.entered)
         if layers is None or other is None or not 0 <= min(other) <= max(other) < layers_of(target):
             return
-        own, theirs, rows, clear = probe(self.lm.model, target, (layers, other), options.tokenizer, self.tokens)
-        if clear and theirs > own:
-            self.features, own, theirs, reading = other, theirs, own, reading._replace(entered=not reading.entered)
-        self.probed = Probed(reading.entered, (own, theirs), rows, clear)
+        names = (NAMED[reading.entered], NAMED[not reading.entered])
+        tries = [Convention(name, partial(self._best, one)) for name, one in zip(names, (layers, other), strict=True)]
+        self.probed = probe(target, (*layers, *other), tries, options.tokenizer, "SGLang's rule")
+        self.features = (layers, other)[self.probed.taken]
+
+    def _best(self, layers: Sequence[int], ids: Int[Tensor, "1 tokens"], states: States) -> Int[Tensor, " tokens"]:
+        """The token that the head drafts behind each pair by these layers: pair i has token i + 1 of the text."""
+        head: Any = self.lm.model.base_model
+        weight = head.embed_tokens.weight
+        features = head.fuse([states[layer][:, :-1].to(weight.device, weight.dtype) for layer in layers])
+        read = ids[:, 1:].to(weight.device).clamp(max=head.config.vocab_size - 1)
+        rows = read.shape[1]
+        mask = torch.full((rows, rows), torch.finfo(weight.dtype).min, dtype=weight.dtype, device=weight.device).triu(1)
+        positions = torch.arange(rows, device=weight.device)[None]
+        model: Any = self.lm.model
+        best = model(read, features, position_ids=positions, attention_mask=mask[None, None]).logits[0].argmax(-1)
+        best = best.cpu() if self.tokens is None else self.tokens[best.cpu()]
+        return torch.nn.functional.pad(best, (1, 0), value=-1)
 
     def describe(self) -> str:
         return f"EAGLE-3 head {self.name}: {self._size()}{'' if self.probed is None else f', {self.probed}'}"
@@ -111,8 +130,10 @@ def load_eagle3(
     target: CausalLM,
     options: DrafterOptions = DrafterOptions(),
     tensors: dict[str, Tensor] | None = None,
-) -> Eagle3Drafter:
+) -> Drafter:
     """Load an EAGLE-3 head as SpecForge, ModelOpt, AngelSlim or `speculators` write it (see `eagle3_files.py`).
+
+    One that has a `mask_hidden` is a P-EAGLE head, and drafts all layers in one forward.
 
     Weights come to the target's dtype and device. `embed_tokens` and `lm_head` may be absent: then the target's are
     used, of the latter the rows of the draft vocabulary. That one may be `draft_vocabulary.safetensors` beside the
@@ -121,7 +142,7 @@ def load_eagle3(
     `describe` says what was found; `options.layers` decides otherwise.
     """
     tensors, raw = read_head(path) if tensors is None else tensors, read_config(path, "an EAGLE head")
-    refuse_others(path, raw)
+    refuse_others(path, raw, (PEAGLE,))
     if not is_eagle3(tensors):
         raise CheckpointError(f"{path} is no EAGLE-3 head: it has neither midlayer.* nor layers.0.hidden_norm.weight")
     with refused(f"cannot use {path}"):
@@ -140,7 +161,7 @@ def load_eagle3(
         drafter = Eagle3Drafter(head, target, options.buckets, tokens, options.layers or reading.layers())
         if options.layers is None and not reading.told and target.ranks is None and drafter.features != (LAST,):
             drafter.probe(reading, target, options)
-        return drafter
+        return PEagleDrafter(drafter, target, *read_masks(raw)) if "mask_hidden" in tensors else drafter
 
 
 @register(

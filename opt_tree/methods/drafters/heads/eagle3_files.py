@@ -21,6 +21,8 @@ ENTERED = "eagle_aux_hidden_state_layer_ids"
 """The setting that names the layers a head reads; at the top level each by what enters it, as vLLM reads it."""
 MIDDLE = "midlayer."
 """What the names of the first layer's tensors begin with."""
+NAMED = ("layers named by what leaves them", "layers named by what enters them")
+"""The two conventions, for a reader: id i is what leaves layer i, or what enters it."""
 _NESTED = "eagle_config"
 """Under which SpecForge and ModelOpt keep what is no setting of a Llama layer. It counts before the top level."""
 _LISTS = (ENTERED, "aux_hidden_state_layer_ids", "layer_ids")
@@ -43,6 +45,8 @@ _QUERIES = "self_attn.q_proj.weight"
 _SWITCHES = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
 _OWN = (*NORMS, *_SWITCHES, "norm_before_residual", "draft_vocab_size", "target_hidden_size")
 """Settings of a head that are not Llama's."""
+_MASK = ("mask_token_id", "pard_token")
+"""P-EAGLE's settings that name the token of a mask, in SpecForge's and `speculators`' words, and in vLLM's."""
 _KNOWN = (*_OWN, *_ONLY, *_LISTS, _SEMANTICS, "num_aux_hidden_states", "parallel_draft_heads_num_layers")
 
 
@@ -100,7 +104,7 @@ def understood(raw: Mapping[str, Any]) -> LlamaConfig:
     """Return a head's config from config.json; ValueError names a setting that it cannot follow.
 
     What is no setting of Llama's becomes an attribute (see `Eagle3Head`). `speculators` norms before the residual
-    unless told otherwise.
+    unless told otherwise, P-EAGLE's heads excepted.
     """
     apart = _apart(raw)
     if foreign := [f"{_NESTED}.{name}" for name in apart if name not in _KNOWN]:
@@ -111,7 +115,8 @@ def understood(raw: Mapping[str, Any]) -> LlamaConfig:
         if value is not None and value not in harmless:
             raise ValueError(f"its config sets {place}{name} to {value!r}, which nothing here drafts with")
     if (nested := raw.get("transformer_layer_config")) is not None:
-        own = {"num_hidden_layers": 1, "norm_before_residual": True, **nested}
+        normed = raw.get("speculators_model_type") != "peagle"
+        own = {"num_hidden_layers": 1, "norm_before_residual": normed, **nested}
     else:
         own = dict(raw)
     for source in (raw, apart):
@@ -139,19 +144,19 @@ def read_layers(raw: Mapping[str, Any], count: int) -> Reading:
     if ids and number is not None and number != len(ids):
         raise ValueError(f"its config names {len(ids)} layers, and num_aux_hidden_states is {number}")
     if ids is None:
-        left = _checked(_LEFT, raw.get(_LEFT), count)
-        return Reading() if left is None else _fitting(Reading(left, False), count)
+        left = checked_ids(_LEFT, raw.get(_LEFT), count)
+        return Reading() if left is None else fitting(Reading(left, False), count)
     semantics = apart.get(_SEMANTICS, raw.get(_SEMANTICS))
     if semantics not in (None, "vllm", "sglang"):
         raise ValueError(f"its config sets {_SEMANTICS} to {semantics!r}; there are 'vllm' and 'sglang'")
     if semantics is not None:
-        return _fitting(Reading(ids, semantics == "vllm"), count)
+        return fitting(Reading(ids, semantics == "vllm"), count)
     if nested and top and nested != top:
-        return _fitting(Reading(ids, False), count)
+        return fitting(Reading(ids, False), count)
     speculators = "speculators_model_type" in raw or "transformer_layer_config" in raw
     if not nested or speculators or count in ids:
-        return _fitting(Reading(ids, True), count)
-    return _fitting(Reading(ids, ids[0] != 1, told=False), count)
+        return fitting(Reading(ids, True), count)
+    return fitting(Reading(ids, ids[0] != 1, told=False), count)
 
 
 def fit(config: LlamaConfig, tensors: dict[str, Tensor], reading: Reading, layers: Sequence[int] | None) -> None:
@@ -160,6 +165,7 @@ def fit(config: LlamaConfig, tensors: dict[str, Tensor], reading: Reading, layer
     `layers`: those that are asked for in place of the file's. ValueError unless `fc` reads a state of each. A head that
     reads no captured states has no use for an `fc`, which is left out then.
     """
+    config.masks = "mask_hidden" in tensors  # type: ignore[attr-defined]
     config.qk_norm = any(name.endswith(".q_norm.weight") for name in tensors)  # type: ignore[attr-defined]
     if not getattr(config, "use_aux_hidden_state", True):
         if layers is not None:
@@ -168,6 +174,19 @@ def fit(config: LlamaConfig, tensors: dict[str, Tensor], reading: Reading, layer
         return
     config.states = _states_of(tensors, getattr(config, "target_hidden_size", None) or config.hidden_size)  # type: ignore[attr-defined]
     _check_states(config.states, reading, layers)
+
+
+def read_masks(raw: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the token of a P-EAGLE head's masks, and how many depths it drafts: 8 unless its config says.
+
+    ValueError where no token is named.
+    """
+    mask = next((raw[name] for name in _MASK if type(raw.get(name)) is int), None)
+    if mask is None:
+        raise ValueError(f"it has a mask_hidden, and its config names no {' or '.join(_MASK)}")
+    methods = (raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    told = raw.get("num_depths", methods[0].get("speculative_tokens"))
+    return mask, 8 if told is None else int(told)
 
 
 def _states_of(tensors: Mapping[str, Tensor], width: int) -> int:
@@ -199,13 +218,14 @@ def _apart(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _list_of(settings: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
     """The layers that some settings name, None for null, an empty list and none at all."""
-    found = {name: _checked(name, settings[name], count) for name in _LISTS if settings.get(name)}
+    found = {name: checked_ids(name, settings[name], count) for name in _LISTS if settings.get(name)}
     if len({*found.values()}) > 1:
         raise ValueError(f"its config names layers twice: {', '.join(found)}")
     return next(iter(found.values()), None)
 
 
-def _checked(name: str, ids: Any, count: int) -> tuple[int, ...] | None:
+def checked_ids(name: str, ids: Any, count: int) -> tuple[int, ...] | None:
+    """Return a config's list of layers of a target that has `count`; None for null, an empty list and none at all."""
     if not ids:
         return None
     if not isinstance(ids, list) or not all(type(one) is int and -1 <= one <= count for one in ids):
@@ -213,7 +233,7 @@ def _checked(name: str, ids: Any, count: int) -> tuple[int, ...] | None:
     return tuple(ids)
 
 
-def _fitting(reading: Reading, count: int) -> Reading:
+def fitting(reading: Reading, count: int) -> Reading:
     """The reading, if the target has these layers. ValueError, also for embeddings, which nobody passes on here."""
     layers = reading.layers() or ()
     if -1 in layers:

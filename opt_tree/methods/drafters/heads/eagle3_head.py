@@ -47,7 +47,8 @@ class Eagle3Head(FeatureHead):
     ModelOpt's `use_input_layernorm_in_first_layer` and `use_last_layernorm`: false leaves these norms out. `states`:
     how many of the target's states `fc` reads, 3 unless told otherwise. With `use_aux_hidden_state` false there is no
     `fc`: the layer reads the target's last state behind its norm. `num_hidden_layers` above 1: stock layers behind
-    `midlayer`, called `layers.1` and on.
+    `midlayer`, called `layers.1` and on. With `masks`, `mask_hidden` [1, 1, states * width] stands for the
+    target's states beside a mask (P-EAGLE).
     """
 
     def __init__(self, config: LlamaConfig, output: bool = True) -> None:
@@ -65,6 +66,8 @@ class Eagle3Head(FeatureHead):
         self.input_norm = LlamaRMSNorm(self.states * width, config.rms_norm_eps) if of_all else nn.Identity()
         if self.states:
             self.fc = nn.Linear(self.states * width, hidden, bias=False)
+        if getattr(config, "masks", False):
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.states * width))
         self.midlayer = Eagle3Layer(config)
         numbers = range(1, config.num_hidden_layers)
         self.layers = nn.ModuleDict({str(number): head_layer(config, number) for number in numbers})
@@ -112,6 +115,10 @@ class Eagle3Head(FeatureHead):
         if self.fc_norm:
             states = [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)]
         return self.fc(self.input_norm(torch.cat(list(states), -1)))
+
+    def of_mask(self) -> Float[Tensor, " hidden"]:
+        """Return the feature that a mask carries."""
+        return self.fuse(self.mask_hidden[0, 0].chunk(self.states))
 
     def forward(self, *inputs: Any, **more: Any) -> tuple[Float[Tensor, "batch tokens hidden"]]:
         """Return the features of the next tokens, behind the last norm where `norm_output` says so."""

@@ -1,6 +1,7 @@
-"""ParallelSpec: mask tokens behind the root draft every layer of a tree in one forward (arXiv:2410.05589).
+"""ParallelSpec and P-EAGLE: masks behind the root's pair draft every layer of a tree in one forward (2410.05589).
 
-Owns the head (an EAGLE head that knows mask tokens), the drafter around it, and their files. The look-up is `OnePass`.
+Owns ParallelSpec's head (an EAGLE head that knows mask tokens), its files, and the drafters around it and around an
+EAGLE-3 head that knows a mask (P-EAGLE, arXiv:2602.01469). The look-up is `OnePass`.
 """
 
 from collections.abc import Generator
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from opt_tree.answers import LogProbs
-from opt_tree.drafter import Asked
+from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import counted
 from opt_tree.methods.drafters.around import SeveralForwards
 from opt_tree.methods.drafters.draft_vocabulary import take_vocabulary
@@ -59,6 +60,9 @@ class ParallelSpecDrafter(SeveralForwards, OnePass):
     stands for a mask's feature, and that the root's pair drafts the first layer, are choices made here.
     """
 
+    what = "parallel head"
+    """What drafts, for a reader."""
+
     def __init__(
         self,
         head: ParallelHead,
@@ -86,13 +90,18 @@ class ParallelSpecDrafter(SeveralForwards, OnePass):
             pairs, features = pairs[-1:], features[-1:]
         tokens = np.array([*pairs, *self._masks])
         rows = len(tokens)
-        inputs = torch.cat([features, features[-1:].expand(count, -1)])
+        inputs = torch.cat([features, self.of_masks(features[-1:]).expand(count, -1)])
         output = yield Forward(lm, tokens, lm.length + np.arange(rows), causal(rows), inputs, last_only=True)
         lm.commit(list(range(len(pairs))))
         headed: Any = lm.model
         states, layer = output.features[LAST][-count - 1 : -1], headed.get_output_embeddings()
+        states = headed.base_model.read(states)
         with lm.eager.packed:
             return self.answer(torch.cat([headed.scaling(layer(states.to(*home_of(layer)))), output.logits]))
+
+    def of_masks(self, last: Float[Tensor, "1 hidden"]) -> Float[Tensor, "1 hidden"]:
+        """Return the feature that masks carry behind a pair of this one."""
+        return last
 
     def keeps(self, prompt: list[int]) -> int:
         return self.eagle.keeps(prompt)
@@ -112,7 +121,45 @@ class ParallelSpecDrafter(SeveralForwards, OnePass):
     def describe(self) -> str:
         head: Any = self.eagle.lm.model.base_model
         columns = "" if self.tokens is None else f", {len(self.tokens)} tokens of {self.target.vocab}"
-        return f"parallel head {self.name}: {size_of(head)}, {counted(len(self._masks) + 1, 'layer')} a pass{columns}"
+        return f"{self.what} {self.name}: {size_of(head)}, {counted(len(self._masks) + 1, 'layer')} a pass{columns}"
+
+
+class PEagleDrafter(ParallelSpecDrafter):
+    """Drafts all depths with one forward of an EAGLE-3 head over [new pairs, mask, mask, ...].
+
+    A mask is one token of the vocabulary beside a trained stand-in for the target's states (`mask_hidden`), which goes
+    through `fc` as they do. It sees the true pairs and the masks before it.
+    """
+
+    what = "P-EAGLE head"
+
+    def __init__(self, eagle: EagleDrafter, target: CausalLM, mask: int, depths: int) -> None:
+        """`mask`: its token. `depths`: layers that are drafted."""
+        OnePass.__init__(self, target)
+        head: Any = eagle.lm.model.base_model
+        if not 0 <= mask < head.config.vocab_size:
+            raise ValueError(f"its mask is token {mask} of {head.config.vocab_size}")
+        if depths < 1:
+            raise ValueError(f"a P-EAGLE head of {depths} depths drafts nothing")
+        self.eagle, self.features, self.models = eagle, eagle.features, eagle.models
+        self._order = None if eagle.tokens is None else eagle.tokens.argsort()
+        self.tokens = None if eagle.tokens is None else eagle.tokens[self._order]
+        self.max_context, self._masks = eagle.max_context - depths + 1, np.full(depths - 1, mask)
+
+    def of_masks(self, last: Float[Tensor, "1 hidden"]) -> Float[Tensor, "1 hidden"]:
+        head: Any = self.eagle.lm.model.base_model
+        return head.of_mask()[None].to(last.dtype)
+
+    def answer(self, scores: Float[Tensor, "depths columns"]) -> LogProbs:
+        return super().answer(scores if self._order is None else scores[:, self._order.to(scores.device)])
+
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        Drafter.begin(self, prompt, kept, prefill, sampling)
+        self.eagle.begin(prompt, kept, prefill, sampling)
+
+    def describe(self) -> str:
+        probed = getattr(self.eagle, "probed", None)
+        return super().describe() + (f", {probed}" if probed else "")
 
 
 @register(

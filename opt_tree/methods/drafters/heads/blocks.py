@@ -1,0 +1,250 @@
+"""Block drafters: one forward over a block of masked tokens drafts every layer of a tree (DFlash, arXiv:2602.06036).
+
+Owns how a block is driven: DFlash, DFlash 2, JetSpec (arXiv:2606.18394), DSpark (arXiv:2607.05147), Domino. The block
+reads hidden states of several of the target's layers, keeps their keys and values, and fills in masks behind the root.
+Its laws are those of their depths, or know the parent or the path (`block_laws.py`); OPT-Tree grows the best tree over
+either. The network is in `block_network.py`, how files become drafters in `block_loading.py`. DSpark's scheduler, and
+the temperatures that calibrate its confidence place by place, are not here; a `calibration.json` beside the model
+sharpens the laws, as it does for every drafter.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from opt_tree.answers import LogProbs
+from opt_tree.drafter import Asked, Drafter
+from opt_tree.methods.drafters.heads.block_laws import BlockLaw, Place
+from opt_tree.methods.drafters.heads.block_network import Sight, Sights, run_blocks, two_sided
+from opt_tree.methods.drafters.heads.eagle import ends_at_positions, warn_beyond
+from opt_tree.methods.drafters.heads.families import DFLASH
+from opt_tree.methods.drafters.heads.layer_probe import Probed, States
+from opt_tree.methods.drafters.heads.one_pass import OnePass
+from opt_tree.models.capabilities import size_of
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.output_scaling import Scaling, scaling_of
+from opt_tree.models.positions import positions_of
+from opt_tree.models.quantised_layers import home_of, rows_of
+from opt_tree.pool import Frontier
+from opt_tree.sampling import Sampling
+from opt_tree.step import Outcome
+from opt_tree.target import Output, Work
+from opt_tree.tree import send
+
+
+class Scores(NamedTuple):
+    """An output layer and what is made of its numbers."""
+
+    layer: Any
+    scaling: Scaling
+
+    def __call__(self, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows columns"]:
+        return self.scaling(self.layer(states.to(*home_of(self.layer))))
+
+
+class RawEmbedding(NamedTuple):
+    """An embedding's rows times a factor, whatever its model makes of them."""
+
+    layer: Any
+    factor: float = 1.0
+
+    def __call__(self, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows hidden"]:
+        rows = nn.Embedding.forward(self.layer, tokens.to(self.layer.weight.device))
+        return rows if self.factor == 1 else rows * self.factor
+
+
+@dataclass
+class Block:
+    """A block drafter's network and what its file says of it."""
+
+    model: Any
+    """A `MuseGlimmerAssistantModel`, of `block_network`."""
+    layers: tuple[int, ...]
+    """The target's layers whose outputs it reads, in the order of `fc`'s columns; `LAST`: behind the target's norm."""
+    first: int = 1
+    """The row of the block that speaks of the first token."""
+    law: BlockLaw | None = None
+    """What the tokens above add to the scores of a depth; None: nothing."""
+    tokens: Int[Tensor, " columns"] | None = None
+    """The target's ids of the columns, in rising order; None: a column a token."""
+    sights: Sights | None = None
+    """What its rows see; None: as in transformers' layers."""
+    embed: RawEmbedding | None = None
+    """From tokens to the embeddings that its rows begin as; None: what the target makes of them."""
+    scores: Scores | None = None
+    """From its rows' states to the scores of the columns; None: the target's logits where these are its last states."""
+    family: str = DFLASH
+
+
+class BlockDrafter(OnePass):
+    """Drafts `block_size - first` layers with one forward of a block [root, mask, mask, ...].
+
+    Its cache holds what it made of the target's hidden states, never the block. Raises ValueError for a block that is
+    not for this target.
+    """
+
+    alone = "a block drafter keeps a cache of its own, for one sequence"
+    beyond: bool = False
+    """Whether a warning has said that the context is longer than what it was trained on."""
+    probed: tuple[Probed, ...] = ()
+    """What a probe of each convention found that its file does not say."""
+
+    def __init__(self, block: Block, target: CausalLM) -> None:
+        config: Any = block.model.config
+        super().__init__(target)
+        self.block, self.model = block, block.model
+        self.rows, self.features = int(config.block_size), tuple(dict.fromkeys(block.layers))
+        self.tokens = None if block.tokens is None else block.tokens.cpu()
+        sights = block.sights or two_sided(config.sliding_window)
+        self._sights = {kind: sights[kind] for kind in sorted({*config.layer_types})}
+        output: Any = target.model.get_output_embeddings()
+        self._scores = block.scores or Scores(
+            output if block.tokens is None else rows_of(output, block.tokens), scaling_of(target.model)
+        )
+        embedding: Any = target.model.get_input_embeddings()
+        # DFlash models were trained without the norm that a target's embedding may have behind it.
+        self._embed = block.embed or (RawEmbedding(embedding) if hasattr(embedding, "embed_norm") else embedding)
+        self._states = self._unary = self._carried = torch.zeros(0, 0)
+        self.trained = positions_of(config)
+        if ends_at_positions(config):
+            self.max_context = min(self.max_context, self.trained - self.rows)
+        self._begin(self._nothing())
+        _check(self, target)
+
+    def _nothing(self) -> Float[Tensor, "0 wide"]:
+        width = len(self.block.layers) * self.target.hidden
+        return torch.zeros(0, width, dtype=self.model.dtype, device=self.model.device)
+
+    def _begin(self, waiting: Float[Tensor, "tokens wide"]) -> None:
+        self._waiting, self._cache = waiting, DynamicCache()
+
+    def _inputs(self, features: Mapping[int, Float[Tensor, "*tokens hidden"]]) -> Float[Tensor, "*tokens wide"]:
+        return torch.cat([features[layer].to(self.model.device, self.model.dtype) for layer in self.block.layers], -1)
+
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        Drafter.begin(self, prompt, kept, prefill, sampling)  # the last feature alone is read by others
+        self._begin(self._nothing() if prefill is None else self._inputs(prefill.features))
+
+    def embed(self, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows hidden"]:
+        """Return the embeddings that its rows begin as."""
+        return self._embed(tokens).to(self.model.device, self.model.dtype)
+
+    def root(self, context: list[int]) -> Asked:
+        if self.block.law is None:
+            return super().root(context)
+        begin = time.perf_counter()
+        states = self.states(context)
+        self._states, self._unary = states[self.block.first :], self._scores(states[self.block.first :])
+        root = send(np.array(context[-1:]), self.model.device)
+        self._carried = self.block.law.start(states[: self.block.first], root)
+        answer = self._below(1, root, self._carried)
+        self._done += Work(1, self.rows, time.perf_counter() - begin)
+        return answer
+
+    def laws(self, context: list[int]) -> Float[Tensor, "depths columns"]:
+        return self._scores(self.states(context)[self.block.first :])
+
+    def expand(self, frontier: Frontier) -> LogProbs:
+        """Answer for parents of one depth; nothing is known beyond the block."""
+        if self.block.law is None:
+            return super().expand(frontier)
+        depth = int(frontier.depths[0]) + 1
+        if depth > len(self._states):
+            nothing = self._unary.new_full((1, self._unary.shape[1]), -torch.inf)
+            return LogProbs(nothing.expand(len(frontier.tokens), -1), self.tokens)
+        if self.block.law.width:
+            carried = self._carried.index_select(0, send(frontier.parents, self._carried.device))
+        else:
+            carried = self._carried.expand(len(frontier.tokens), -1)
+        return self._below(depth, send(frontier.tokens, self.model.device), carried)
+
+    def _below(self, depth: int, parents: Int[Tensor, " parents"], carried: Float[Tensor, "parents width"]) -> LogProbs:
+        """Return what is said of children at a depth; what they read of the path is kept by draft row."""
+        assert self.block.law is not None
+        place = Place(depth, self._unary[depth - 1], self._states[depth - 1], self.embed)
+        below = self.block.law(place, parents, carried)
+        if self.block.law.width:  # the root's takes the place of what is above it
+            self._carried = below.carried if depth == 1 else torch.cat([self._carried, below.carried])
+        return LogProbs.of(below.scores, self.tokens, self.scale)
+
+    def states(self, context: list[int]) -> Float[Tensor, "block hidden"]:
+        """Run the states that came since the last forward, and the block behind them; return what the block became."""
+        warn_beyond(self, len(context))
+        count, anchor, device = len(self._waiting), len(context) - 1, self.model.device
+        masks = [self.model.config.mask_token_id] * (self.rows - 1)
+        places = torch.arange(anchor - count, anchor + self.rows, device=device)
+        anchors = torch.full((1, 1), anchor, device=device)
+        states = self.model(
+            noise_embeds=self.embed(torch.tensor([[context[-1], *masks]], device=self.target.device)),
+            context_hidden_states=self._waiting[None],
+            position_ids=places[None],
+            past_key_values=self._cache,
+            attention_mask={
+                kind: None if sight == Sight() else sight.mask(anchors, self.rows, anchor)
+                for kind, sight in self._sights.items()
+            },
+        ).last_hidden_state
+        self._cache.crop(-self.rows)
+        self._waiting = self._nothing()
+        return states[0]
+
+    def accept(self, outcome: Outcome) -> None:
+        self._waiting = torch.cat([self._waiting, self._inputs(outcome.features)])
+
+    def best(
+        self, layers: tuple[int, ...], row: int, ids: Int[Tensor, "1 tokens"], states: States
+    ) -> Int[Tensor, " tokens"]:
+        """Return the token that it drafts first behind every second token of a text, by other conventions; else -1.
+
+        `layers`: those whose outputs it reads. `row`: the one of the block that speaks of the first token.
+        """
+        device = self.model.device
+        anchors = torch.arange(1, ids.shape[1], 2, device=device)[None]
+        block = torch.full((*anchors.shape, self.rows), int(self.model.config.mask_token_id), device=device)
+        block[..., 0] = ids.to(device).gather(1, anchors)
+        context = torch.cat([states[layer].to(device, self.model.dtype) for layer in layers], -1)
+        found = run_blocks(self.model, self.embed(block), context, anchors, self._sights)[0]
+        best = self._scores(found[:, row])
+        if (law := self.block.law) is not None:
+            roots = block[0, :, :1]
+            places = [Place(1, best[i], found[i, row], self.embed) for i in range(len(best))]
+            above = [law.start(found[i, :row], roots[i]) for i in range(len(best))]
+            best = torch.cat([law(place, roots[i], above[i]).scores for i, place in enumerate(places)])
+        tokens = best.argmax(-1).cpu()
+        all_rows = torch.full(ids.shape[1:], -1)
+        all_rows[anchors[0].cpu()] = tokens if self.tokens is None else self.tokens[tokens]
+        return all_rows
+
+    def describe(self) -> str:
+        law = "" if self.block.law is None else f" and {self.block.law}"
+        columns = "" if self.tokens is None else f", {len(self.tokens)} tokens of {self.target.vocab}"
+        found = "".join(f", {one}" for one in self.probed)
+        kind, size = self.block.family, size_of(self.model)
+        return f"{kind} model {self.name}: {size}{law}, blocks of {self.rows}{columns}{found}"
+
+
+def _check(drafter: BlockDrafter, target: CausalLM) -> None:
+    """Raise ValueError for a block that does not fit its target."""
+    config, what = drafter.model.config, f"wrong {drafter.block.family} model for this target"
+    embed, scores = drafter.block.embed, drafter.block.scores
+    widths = {
+        target.hidden if embed is None else embed.layer.embedding_dim,
+        target.hidden if scores is None else scores.layer.in_features,
+    }
+    if widths != {config.hidden_size}:
+        raise ValueError(f"{what}: it is {config.hidden_size} wide, {target.name} {target.hidden}")
+    columns = drafter.model.encoder.fc.in_features
+    if columns != len(drafter.block.layers) * target.hidden:
+        raise ValueError(
+            f"{what}: fc.weight has {columns} columns, {len(drafter.block.layers)} layers of {target.name} have "
+            f"{len(drafter.block.layers) * target.hidden} numbers"
+        )
+    if not 0 <= config.mask_token_id < target.vocab:
+        raise ValueError(f"{what}: its mask is token {config.mask_token_id} of {target.vocab}")
