@@ -5,7 +5,7 @@
 
 It names the few tokens that it has seen behind a node, with a mass below 1. What is missing is the chance of something
 never seen there. A node about which it knows nothing gets a row of -inf, and no children. A drafter that runs a model
-returns a forward instead of an answer, and reads what came of it: see `opt_tree/drafters/small_models/causal_lm.py`.
+returns a forward instead of an answer, and reads what came of it: see `opt_tree/draft_model.py`.
 """
 
 import math

@@ -166,7 +166,7 @@ class Decoder:
         steps, lengths, reason = [], [], None
         yield from prefill(run, self.policy)
         while reason is None and len(run.context) < run.end:
-            step, before = (yield from next_step(run, self.policy)), len(tokens)
+            step, before = (yield from self.step(run)), len(tokens)
             for token in step.tokens:
                 tokens.append(token)
                 reason = stop(tokens) if stop is not None else None
@@ -207,7 +207,7 @@ class Decoder:
         tokens: list[int] = []
         self.compute(prefill(run, self.policy))
         while len(run.context) < run.end:
-            step = self.compute(next_step(run, self.policy))
+            step = self.compute(self.step(run))
             yield step
             for token in step.tokens:
                 tokens.append(token)
@@ -219,6 +219,10 @@ class Decoder:
         run = self._run(check_prompt(prompt, self.target), None, Sampling(), Random(), False)
         yield from prefill(run, self.policy)
         return run
+
+    def step(self, run: Run) -> Asking[Step]:
+        """Decode one step of a text that was taken in."""
+        return next_step(run, self.policy)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
         """Refuse to be what it was not made for: transformers would silently go on without what it cannot call."""

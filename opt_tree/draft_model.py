@@ -79,8 +79,6 @@ class CausalLMDrafter(OfModel):
     should the target ever emit one). Whether the tokenizers agree is for whoever loads the pair to check.
     """
 
-    any_order = True
-
     def __init__(self, lm: Model, vocab: int | None = None) -> None:
         require(Model, lm=lm)
         whole = vocab or lm.vocab

@@ -36,8 +36,6 @@ class Drafter(ABC):
     needs the whole distribution."""
     learns: bool = False
     """Whether it keeps what a text has taught it for the next one, until `clear`."""
-    any_order: bool = False
-    """Whether `expand` may go back: to nodes above the layer that it was asked for last, in the same step."""
     max_context: int = 1 << 30
     """Tokens of context it can draft for; beyond, decoding goes on without a draft."""
     models: tuple[Any, ...] = ()

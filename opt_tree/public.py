@@ -34,6 +34,7 @@ from opt_tree.tools.display.page import to_html
 from opt_tree.tools.display.prove import Proof, prove
 from opt_tree.tools.display.transcripts import transcript
 from opt_tree.tools.display.trees import draw_tree
+from opt_tree.tools.on_device import on_device
 from opt_tree.tools.pair import Pair, load_pair
 from opt_tree.tree import Tree
 from opt_tree.verify import Verdict, Verifier, greedy, match
@@ -87,6 +88,7 @@ __all__ = [
     "load_tokenizer",
     "make_canonical",
     "match",
+    "on_device",
     "prove",
     "side_by_side",
     "to_html",

@@ -4,9 +4,7 @@ Owns which steps those are, and what the loop gets of one: the same `Step`, and 
 Whatever a `TensorStep` does not carry takes the host's step, and `taken` says how often and why.
 """
 
-import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -17,15 +15,13 @@ from torch import Tensor
 from opt_tree.backends.device_step import Asked, Judged, TensorStep
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.cache import KVCache
-from opt_tree.decode import Run, next_step, prefill
+from opt_tree.decode import Run
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import OfModel
 from opt_tree.emitted import refusal, without_choice
-from opt_tree.generation import Generation
 from opt_tree.grow import Asking, tell_of_end
 from opt_tree.model import Model
 from opt_tree.step import Outcome, Step, StepTimes
-from opt_tree.stop import StopRule
 from opt_tree.target import Forward
 from opt_tree.tree import Tree, send
 from opt_tree.verify import greedy, match
@@ -69,7 +65,7 @@ class DeviceDecoder(Decoder):
         reason = self._reason(run)
         self.taken[reason or DEVICE] += 1
         if reason is not None:
-            return (yield from next_step(run, self.policy))
+            return (yield from super().step(run))
         run.check_alone()
         drafter = cast(OfModel, run.drafter)
         tell_of_end(run.target, drafter, len(run.context))
@@ -143,43 +139,6 @@ class DeviceDecoder(Decoder):
             marks[[token for token in run.ends if 0 <= token < len(marks)]] = True
             self._ends = run.ends, send(marks, self.target.device) if marks.any() else None
         return self._ends[1]
-
-    # The loops of `Decoder`, whose steps are `self.step`.
-
-    def _answer(self, run: Run, max_new_tokens: int, stop: StopRule | None, streamer: Any) -> Asking[Generation]:
-        begin, context = time.perf_counter(), list(run.context)
-        if streamer is not None:
-            streamer.put(torch.tensor([context]))
-        tokens: list[int] = []
-        steps, lengths, reason = [], [], None
-        yield from prefill(run, self.policy)
-        while reason is None and len(run.context) < run.end:
-            step, before = (yield from self.step(run)), len(tokens)
-            for token in step.tokens:
-                tokens.append(token)
-                reason = stop(tokens) if stop is not None else None
-                if reason is not None:
-                    break
-            steps.append(step)
-            lengths.append(len(tokens) - before)
-            if streamer is not None:
-                streamer.put(torch.tensor(tokens[before:]))
-        if reason is None:
-            reason = "length" if len(tokens) == max_new_tokens else "context"
-        told = (None, None) if run.recorder is None else run.recorder.told(len(tokens))
-        seconds = time.perf_counter() - begin
-        return Generation(context, tokens, reason, steps, lengths, seconds, self.lanes, run.kept, *told)
-
-    def _in_turns(self, run: Run, stop: StopRule | None) -> Iterator[Step]:
-        tokens: list[int] = []
-        self.compute(prefill(run, self.policy))
-        while len(run.context) < run.end:
-            step = self.compute(self.step(run))
-            yield step
-            for token in step.tokens:
-                tokens.append(token)
-                if stop is not None and stop(tokens) is not None:
-                    return
 
 
 class _Own:

@@ -21,7 +21,6 @@ from scipy.optimize import isotonic_regression
 
 from opt_tree.backends.batch.side_by_side import side_by_side
 from opt_tree.backends.package_cache import facts_of, remember, remembered
-from opt_tree.decode import next_step
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter, described
 from opt_tree.grow import Asking
@@ -175,7 +174,7 @@ def _time_steps(target: AnyLM, drafter: Drafter, turn: _Turn, lanes: int) -> lis
         timed, begin = list[Timed](), 0.0
         text = yield from decoder.begin(prompt)
         for _ in shapes:
-            step = yield from next_step(text, decoder.policy)
+            step = yield from decoder.step(text)
             timed.append(_timed(step, len(text.context) - len(step.tokens), begin, clock()))
             if len(timed) > 2 and time.perf_counter() > turn.end:
                 break

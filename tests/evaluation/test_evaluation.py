@@ -879,10 +879,10 @@ def test_a_tokenizer_without_a_chat_template_needs_one_named() -> None:
     with pytest.raises(ValueError, match="--conv-template"):
         Prompter(bare, Stop())
     pytest.importorskip("fastchat")
-    prompter = Prompter(bare, Stop(), "vicuna_v1.1", "Be brief.")
-    assert bare.decode(prompter.encode(["Who?"], [])) == "Be brief. USER: Who? ASSISTANT:"
+    prompter = Prompter(bare, Stop(), "vicuna_v1.1")
+    assert bare.decode(prompter.encode(["Who?"], [])).endswith(" USER: Who? ASSISTANT:")
     two = bare.decode(prompter.encode(["Who?", "Why?"], ["I."]))
-    assert two == "Be brief. USER: Who? ASSISTANT: I.</s>USER: Why? ASSISTANT:"
+    assert two.endswith(" USER: Who? ASSISTANT: I.</s>USER: Why? ASSISTANT:")
 
 
 def test_an_explicit_template_wins_and_brings_its_stop_strings() -> None:

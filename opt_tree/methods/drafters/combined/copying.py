@@ -43,7 +43,6 @@ class Copying(Joined):
             raise TypeError(f"{drafter.describe()} names a few tokens only: copying takes a whole law beside the text")
         self.text = NGramDrafter(beta)
         super().__init__(drafter, self.text)
-        self.any_order = drafter.any_order
 
     def root(self, context: list[int]) -> Asked:
         self.lead(context)

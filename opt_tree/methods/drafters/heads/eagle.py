@@ -46,7 +46,6 @@ class EagleDrafter(OfModel):
     """
 
     features: tuple[int, ...] = (LAST,)
-    any_order = True
     beyond: bool = False
     """Whether a warning has said that the context is longer than what it was trained on."""
 

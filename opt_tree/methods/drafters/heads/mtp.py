@@ -121,7 +121,6 @@ class MtpDrafter(SeveralForwards, EagleDrafter):
         for each in self._deeper:
             each.lm.drafted = self.drafted
         self.models = (self.lm, *(each.lm for each in self._deeper))
-        self.any_order = not self._deeper
         self._text: list[int] = []
         """The context of this step."""
         self._layers: list[Frontier] = []

@@ -51,7 +51,6 @@ class Lookup(Drafter):
     """A drafter whose answer depends on the last `order` tokens alone. `law` is all that there is to write."""
 
     names_few = True
-    any_order = True
 
     def __init__(self, order: int) -> None:
         if order < 1:
