@@ -13,7 +13,7 @@ import numpy as np
 from opt_tree.answers import LogProbs
 from opt_tree.drafter import Drafter
 from opt_tree.emitted import refusal, without_choice
-from opt_tree.grow import Asking, answer_of, grow, layers_left, tell_of_end
+from opt_tree.grow import Asking, answer_of, grow, layers_left, warn_of_end
 from opt_tree.history import History
 from opt_tree.policy import TreePolicy, check_grows
 from opt_tree.random import Random
@@ -144,7 +144,7 @@ def next_step(run: Run, policy: TreePolicy) -> Asking[Step]:
     """Decode one step of a text: ask the policy for the one of this step, and let the policy learn from it."""
     run.check_alone()
     if run.drafter is not None:
-        tell_of_end(run.target, run.drafter, len(run.context))
+        warn_of_end(run.target, run.drafter, len(run.context))
     before, run.laps = (run.draft_work, run.target.work), []
     run.lap()
     root, drafter = None, run.drafter

@@ -15,7 +15,7 @@ from torch import Tensor
 from opt_tree.decode import Run, check_policies, next_step, prefill
 from opt_tree.drafter import Drafter
 from opt_tree.errors import require
-from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt, tell_of_settings
+from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt, warn_of_settings
 from opt_tree.grow import Asking
 from opt_tree.grow import run as run_alone
 from opt_tree.policy import TreePolicy
@@ -24,7 +24,7 @@ from opt_tree.recorder import Recorder, recorder_of
 from opt_tree.sampling import Sampling
 from opt_tree.step import Step
 from opt_tree.stop import Stop, StopRule, ends_of, rule_for
-from opt_tree.target import Target, turn_of
+from opt_tree.target import Target, lock_of
 from opt_tree.verify import Verifier, check_temperature, greedy, match
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class Decoder:
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
         for a temperature above 0 with the verifier `greedy`, and TypeError for an argument of another kind.
         """
-        tell_of_settings(self.target, sampling)
+        warn_of_settings(self.target, sampling)
         asking = self.answer(prompt, max_new_tokens, sampling, stop, streamer, seed, reuse, log_probs, **others)
         return self.led(lambda: self.compute(asking))
 
@@ -126,7 +126,7 @@ class Decoder:
 
     def compute(self, asking: Asking[T]) -> T:
         """Compute every forward that is asked for, one by one, in a turn of this thread; return what comes of it."""
-        with self.turn(), torch.inference_mode():  # one mode for all: to enter and leave it in every step is dear
+        with self.locked(), torch.inference_mode():  # one mode for all: to enter and leave it in every step is dear
             return run_alone(asking)
 
     def answer(
@@ -199,7 +199,7 @@ class Decoder:
         most = None if max_new_tokens is None else check_new_tokens(max_new_tokens)
         run, stop = self._run(context, most, sampling, random or Random(), reuse), rule_for(stop, self.target.ends)
         run.ends = ends_of(stop)
-        tell_of_settings(self.target, sampling)
+        warn_of_settings(self.target, sampling)
         return self._in_turns(run, stop)
 
     def _in_turns(self, run: Run, stop: StopRule | None) -> Iterator[Step]:
@@ -228,12 +228,12 @@ class Decoder:
         """Refuse to be what it was not made for: transformers would silently go on without what it cannot call."""
         raise TypeError("generate(custom_generate=custom_generate(decoder)) decodes with a Decoder, itself it is none")
 
-    def turn(self) -> ExitStack:
+    def locked(self) -> ExitStack:
         """Wait until no other thread uses the target or the drafter, and keep them while this is open."""
         drafting = () if self.drafter is None else (self.drafter.bare, *self.drafter.models)
         stack = ExitStack()
-        for turn in sorted({turn_of(shared) for shared in (self.target, *drafting)}, key=id):  # in one order for all
-            stack.enter_context(turn)
+        for lock in sorted({lock_of(shared) for shared in (self.target, *drafting)}, key=id):  # in one order for all
+            stack.enter_context(lock)
         return stack
 
     def _run(

@@ -88,7 +88,7 @@ def check_prompt(prompt: Any, target: Target) -> list[int]:
     return [int(token) for token in ids]
 
 
-def tell_of_settings(target: Target, sampling: Sampling) -> None:
+def warn_of_settings(target: Target, sampling: Sampling) -> None:
     """Warn, once a target, that its checkpoint asks for processors which are not there; whoever gives some knows."""
     if target.told or getattr(sampling, "processors", True) or not (left_out := target.left_out):
         return

@@ -77,7 +77,7 @@ def layers_left(target: Target, drafter: Drafter | None, length: int, end: int) 
     return room if drafter is None else min(room, drafter.room(length))
 
 
-def tell_of_end(target: Target, drafter: Drafter, length: int) -> None:
+def warn_of_end(target: Target, drafter: Drafter, length: int) -> None:
     """Warn, once a drafter, that the context has come behind its last position, where the target goes on."""
     if length < drafter.max_context or drafter.bare.ended or drafter.max_context + _NEAR > target.max_context:
         return

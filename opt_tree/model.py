@@ -116,7 +116,7 @@ class Model(Target):
     def forget(self) -> None:
         """Have no context, without a look at the cache and the network: of a copy that was given others."""
         self._pending, self._tokens = [], []
-        vars(self).pop("_turn", None)  # whose turn it is at the original: see `turn_of`
+        vars(self).pop("_shared", None)  # the original's lock: see `lock_of`
 
     @inference
     def run(self, forward: Forward) -> Output:

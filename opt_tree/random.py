@@ -72,7 +72,7 @@ class Random:
 
         That of token k is made from the (k + 1)-th number of the SplitMix64 generator which (seed, position) starts:
         integers, computed where it is needed, alike on every device. In float64, so that what the grid changes in the
-        law is below vocab / 2^52; noise of 0 does not occur, and equal noise is as good as any other.
+        distribution is below vocab / 2^52; noise of 0 does not occur, and equal noise is as good as any other.
         """
         seeds = [np.random.SeedSequence(self._seed, spawn_key=(self._position + depth,)) for depth in depths.tolist()]
         starts = np.concatenate([seed.generate_state(1, np.uint64) for seed in seeds]).view(np.int64)

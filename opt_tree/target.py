@@ -121,8 +121,8 @@ class Work(NamedTuple):
         return Work(self.forwards - other.forwards, self.tokens - other.tokens, self.seconds - other.seconds)
 
 
-class Turn:
-    """Whose turn it is, of threads that share what serves one at a time. A copy or a pickle is nobody's turn."""
+class Lock:
+    """A lock of threads that share what serves one at a time. A copy or a pickle is free."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -134,12 +134,12 @@ class Turn:
         self._lock.release()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Turn, ()
+        return Lock, ()
 
 
-def turn_of(shared: object) -> Turn:
-    """The turn of a target or a drafter, made when it is first asked for."""
-    return vars(shared).setdefault("_turn", Turn())
+def lock_of(shared: object) -> Lock:
+    """The lock of a target or a drafter, made when it is first asked for."""
+    return vars(shared).setdefault("_shared", Lock())
 
 
 def shared(one: Sequence[Any], other: Sequence[Any]) -> int:

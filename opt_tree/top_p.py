@@ -20,7 +20,7 @@ def cut(warper: TopPLogitsWarper, scores: Float[Tensor, "rows vocab"]) -> Float[
     """Return what the warper returns; the rows are ours to overwrite.
 
     The tokens of less than (1 - p) / vocabulary have less than 1 - p together: all of them are dropped, and only the
-    others, a few hundred of 128 thousand in a language model's law, have to be sorted. A row that is nearly flat, or so
+    others, a few hundred of 128 thousand in a language model, have to be sorted. A row that is nearly flat, or so
     near to a border that rounding decides, goes through the warper itself. Of equal tokens at the border those of
     higher numbers stay; the warper leaves that to the order of its sort.
     """

@@ -19,7 +19,7 @@ from opt_tree.decode import Run
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import OfModel
 from opt_tree.emitted import refusal, without_choice
-from opt_tree.grow import Asking, tell_of_end
+from opt_tree.grow import Asking, warn_of_end
 from opt_tree.model import Model
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Forward
@@ -68,7 +68,7 @@ class DeviceDecoder(Decoder):
             return (yield from super().step(run))
         run.check_alone()
         drafter = cast(OfModel, run.drafter)
-        tell_of_end(run.target, drafter, len(run.context))
+        warn_of_end(run.target, drafter, len(run.context))
         before, run.laps = (run.draft_work, run.target.work), []
         run.lap()
         tree, path, tokens = yield from self._decode(run, drafter)

@@ -152,7 +152,7 @@ def _generate(
             criteria.append(_stop_strings(stop_strings, tokenizer))
         pad = _pad_token(config, criteria, len(prompts))
         asked = _Asked(input_ids, prompts, tuple(logits_processor or ()), criteria, config, pad, goes_on)
-        with decoder.turn():
+        with decoder.locked():
             with start:
                 results, recorders = _decode(decoder, asked, 1.0 if sampled else 0.0, streamer, seed)
             sequences = padded(input_ids, [result.tokens for result in results], asked.pad)

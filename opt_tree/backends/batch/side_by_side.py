@@ -19,7 +19,7 @@ from torch import Tensor
 from opt_tree.backends.batch import scheduler, shared_forwards
 from opt_tree.decoder import Decoder
 from opt_tree.errors import counted, require
-from opt_tree.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt, tell_of_settings
+from opt_tree.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt, warn_of_settings
 from opt_tree.grow import Asking, run
 from opt_tree.recorder import recorder_of
 from opt_tree.sampling import Sampling
@@ -57,7 +57,7 @@ def generate_batch(
     rules, seeds = _of_each(len(prompts), stop, seed)
     rules = [rule_for(rule, decoder.target.ends) for rule in rules]
     jobs, most = [], check_new_tokens(max_new_tokens)
-    tell_of_settings(decoder.target, sampling)
+    warn_of_settings(decoder.target, sampling)
     for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
         try:
             options = (check_prompt(prompt, decoder.target), most, sampling, rule, None, own, False, log_probs)
@@ -112,19 +112,19 @@ def side_by_side(
     decoders, why = [], shared_forwards.why_alone(models) or alone
     if width > 1 and why is None:
         memos = shared_forwards.lane_memos(models, width)
-        with decoder.turn():
+        with decoder.locked():
             decoders = [_copied(decoder, memo, width) for memo in memos]
         why = shared_forwards.why_not_copied(memos[0])
     if width == 1 or why is not None:
         if width > 1:
             warnings.warn(f"one sequence after the other: {why}", stacklevel=2)
         for place, job in enumerate(jobs):
-            with decoder.turn(), torch.inference_mode():
+            with decoder.locked(), torch.inference_mode():
                 found = run(job(decoder))
             yield place, found
         return
     bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
-    yield from scheduler.side_by_side(bound, width, decoder.turn)
+    yield from scheduler.side_by_side(bound, width, decoder.locked)
 
 
 def _copied(decoder: Decoder, memo: dict[int, Any], lanes: int) -> Decoder:
