@@ -6,7 +6,7 @@ Owns the controller. The network is `selector.py`'s.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ class Judged(TreePolicy):
         return self.policy.select(pool)
 
 
+@runtime_checkable
 class Noted(Protocol):
     """What a model left of one token."""
 
@@ -61,6 +62,7 @@ class Noted(Protocol):
     def logits(self) -> Float[Tensor, "1 columns"]: ...
 
 
+@runtime_checkable
 class Sight(Protocol):
     """What a selector sees of the drafter; `opt_tree.methods.drafters.seen` has it."""
 
