@@ -71,7 +71,6 @@ class KVCache(Cache):
             for kind, dim in (("key", s.key_dim), ("value", s.value_dim)):
                 self._members.setdefault((s.heads, dim, s.dtype, s.device), []).append((layer, kind))
         self.shapes = shapes
-        self._layers = len(shapes)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -90,7 +89,7 @@ class KVCache(Cache):
         Out of memory the cache stays as it was: nothing of it is assigned before all of the new storage is there.
         """
         groups = []
-        keys_of, values_of = [torch.empty(0)] * self._layers, [torch.empty(0)] * self._layers
+        keys_of, values_of = [torch.empty(0)] * len(self.shapes), [torch.empty(0)] * len(self.shapes)
         for index, ((heads, dim, dtype, device), members) in enumerate(self._members.items()):
             storage = torch.zeros(len(members), 1, heads, capacity, dim, dtype=dtype, device=device)
             if used:
@@ -133,9 +132,7 @@ class KVCache(Cache):
         """
         self._start = self.length + self.pending
         self._rows, self._keys, self._index = rows, keys or self._start + rows, index
-        needed = max(self._keys, self._start + (rows if index is None else index.numel()))
-        if needed > self.capacity:
-            self.reserve(needed)
+        self.reserve(max(self._keys, self._start + (rows if index is None else index.numel())))
         self.pending += rows
 
     def update(
@@ -191,7 +188,7 @@ class KVCache(Cache):
         return self._start
 
     def __len__(self) -> int:
-        return self._layers
+        return len(self.shapes)
 
     def __bool__(self) -> bool:
         # Without this an empty cache would be falsy through __len__ for models without layers that keep KV.

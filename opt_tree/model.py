@@ -200,16 +200,19 @@ class Model(Target):
     def _masks(
         self, positions: Int[Tensor, " padded"], visible: Bool[np.ndarray, "real columns"], padded: int, keys: int
     ) -> Mask | dict[str, Mask]:
-        """One mask where all layers are of one kind; a dict of masks where they differ."""
         full = tree_mask(visible, self.length, padded, keys, self.device)
-        if not any(self.windows.values()):
-            return dict.fromkeys(self.windows, full) if len(self.windows) > 1 else full
+        if not any(self.windows.values()):  # nobody asks where a key is
+            return self.by_kind(full, positions, positions)
         numbers = np.arange(keys)
         pending: list[int] = []
         for before, _, more in self._pending:
             pending[before:] = more.tolist()
         numbers[self.length : self.length + len(pending)] = pending
-        key_positions, masks = send(numbers, self.device), {}
+        return self.by_kind(full, positions, send(numbers, self.device))
+
+    def by_kind(self, full: Mask, positions: Tensor, key_positions: Tensor) -> Mask | dict[str, Mask]:
+        """One mask where all layers are of one kind; a dict of masks where they differ."""
+        masks = {}
         for kind, size in self.windows.items():
             hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
             masks[kind] = full if hide is None or not size else hide(full, positions, key_positions, size)

@@ -14,11 +14,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.backend import Inputs, Mask
+from opt_tree.backend import Inputs
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
 from opt_tree.draft_model import OfModel
-from opt_tree.masks import chunked, windowed
 from opt_tree.model import Model, Pending
 from opt_tree.target import Forward, Output
 from opt_tree.tree import Tree, fetch, send
@@ -214,21 +213,11 @@ def forward_of(lm: Model, rows: Rows, last_only: bool = False) -> Output:
         mask = torch.cat([(torch.arange(keys, device=lm.device) == keys - 1).repeat(front, 1), mask])
         features = None if features is None else torch.constant_pad_nd(features, (0, 0, front, 0))
     lm.cache.open(count, keys, slots)
-    masks = _masks(lm, mask[None, None], positions, key_positions)
+    masks = lm.by_kind(mask[None, None], positions, key_positions)
     numbers = torch.stack([tokens, positions, slots])[:, None]
     given = None if features is None else features[None]
     output = lm.backend.run(Inputs(numbers, masks, given, last_only, lm.drafted), lm.cache, count)
     return output.of_text(0, count, last_only)
-
-
-def _masks(lm: Model, full: Mask, positions: Tensor, key_positions: Tensor) -> Mask | dict[str, Mask]:
-    """A mask for all layers, or one for each kind of them."""
-    hiding = {"sliding_attention": windowed, "chunked_attention": chunked}
-    masks = {
-        kind: hiding[kind](full, positions, key_positions, size) if size and kind in hiding else full
-        for kind, size in lm.windows.items()
-    }
-    return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def _move(lm: Model, to: Int[Tensor, " rows"], slots: Int[Tensor, " rows"]) -> None:

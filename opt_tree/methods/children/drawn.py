@@ -4,6 +4,7 @@ Owns what follows from a draw: a pool remembers what its children were drawn fro
 the draw, and hands equal siblings to the drafter once.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,12 +33,12 @@ class Layer(NamedTuple):
     """Children whose reach is at or below it need not be returned."""
 
 
-class Drawn:
+class Drawn(ABC):
     """A kind of children that are drawn."""
 
+    @abstractmethod
     def pick(self, layer: Layer, random: Random) -> Picked:
         """Draw the children of a layer; tokens of log-probability -inf are never among them."""
-        raise NotImplementedError(f"{type(self).__name__} draws nothing")
 
     def pool(self, root: int, sampling: Sampling, random: Random) -> "DrawnPool":
         """See `Children.pool`."""
