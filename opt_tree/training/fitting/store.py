@@ -121,7 +121,7 @@ def prune(entries: Entries, max_bytes: int | None) -> Entries:
     order = np.argsort(-entries.values, kind="stable")
     _, opening = np.unique(entries.runs[order], return_index=True)
     sizes = np.full(len(order), _size(entries.tokens) + _size(entries.counts))
-    sizes[opening] += _key_bytes(entries) + 4 + _size(entries.totals)
+    sizes[opening] += _key_bytes(entries) + 1 + _size(entries.totals)
     kept = np.sort(order[: np.searchsorted(sizes.cumsum(), max_bytes, side="right")])
     return Entries(*(array[kept] for array in entries))
 
@@ -155,7 +155,7 @@ def build(documents: TokenDocuments, recipe: Recipe) -> Table:
     }
     arrays = {
         "keys": states[first].astype(f"<u{bits // 8}"),
-        "first": np.append(first, len(states)).astype(np.uint32),
+        "sizes": _narrow(np.diff(first, append=len(states))),
         "totals": _narrow(entries.totals[first]),
         "tokens": _narrow(entries.tokens),
         "counts": _narrow(entries.counts),

@@ -120,9 +120,9 @@ class TestFile:
         refused(f"has {VOCAB} tokens, this target 7", 7)
         table = load_table(folder / FILE, "store", VOCAB)
         with monkeypatch.context() as later:
-            later.setattr(file_format, "VERSION", 2)
+            later.setattr(file_format, "VERSION", 3)
             save_table(folder / FILE, "store", table)
-        refused("has version 2, this library reads 1", VOCAB)
+        refused("has version 3, this library reads 2", VOCAB)
         save_table(folder / FILE, "recycling", Table({"vocab": 3, "tokenizer": None}, {"a": np.zeros(1, np.uint8)}))
         refused("is not a store of this library but recycling", VOCAB)
         save_file({"weight": np.zeros(3, np.float32)}, folder / FILE)
@@ -168,7 +168,7 @@ class TestFile:
         count, (key,) = 2**17, hashes((7,), 32)
         arrays = {
             "keys": np.array([key], np.uint32),
-            "first": np.array([0, count], np.uint32),
+            "sizes": np.array([count], np.uint32),
             "totals": np.array([1], np.uint32),
             "tokens": np.arange(count, dtype=np.uint32),
             "counts": np.full(count, 1000, np.uint32),
@@ -181,7 +181,8 @@ class TestFile:
     @pytest.mark.parametrize(
         "change, complaint",
         [
-            ({"first": np.zeros(1, np.uint32)}, "do not fit each other"),
+            ({"sizes": np.zeros(1, np.uint32)}, "do not fit each other"),
+            ({"sizes": np.full(1, 2**64 - 1, np.uint64)}, "do not fit each other"),
             ({"counts": np.zeros(3, np.float32)}, "array counts is of float32"),
             ({"keys": None}, "array keys is missing"),
         ],

@@ -20,7 +20,7 @@ from opt_tree.errors import one_line
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.system.files import whole
 
-VERSION = 1
+VERSION = 2
 
 
 class Table(NamedTuple):

@@ -3,9 +3,9 @@
 Owns the reading of a store (`Store`; `opt_tree.training.fitting.store` builds one) and the drafter that joins its
 counts with those of the text at hand (`StoreDrafter`).
 
-A store has, for runs of 1 to `order` tokens, how often they were followed (`totals`) and by what (`tokens`, `counts`;
-the entries of run i are those from `first[i]` to `first[i + 1]`). Runs are found by a hash of their tokens, among the
-sorted `keys`. A false match costs a draft and never a text: the target judges all the same.
+A store has, for runs of 1 to `order` tokens, how often they were followed (`totals`) and by what (`tokens`, `counts`:
+`sizes[i]` entries of run i, one run after the other). Runs are found by a hash of their tokens, among the sorted
+`keys`. A false match costs a draft and never a text: the target judges all the same.
 """
 
 import sys
@@ -32,7 +32,7 @@ WEIGHT = 8.0
 FOLLOWERS = 24
 """Kept of each run at most: a tree of 60 nodes has hardly more than that below its root."""
 
-_ARRAYS = "keys", "first", "totals", "tokens", "counts"
+_ARRAYS = "keys", "sizes", "totals", "tokens", "counts"
 _LONGEST = 64
 """Tokens of the longest runs: a store of more is none of this library's."""
 _FACTOR = 0x9E3779B97F4A7C15
@@ -75,12 +75,14 @@ class Store:
         _check_beta(name, header.get("beta"), self.order)
         self.header, self.nbytes = header, table.nbytes
         expect(name, arrays, **dict.fromkeys(_ARRAYS, ("u", 1)))
-        self.arrays = [np.ascontiguousarray(arrays[name]) for name in _ARRAYS]
-        runs, *lengths, entries, same = map(len, self.arrays)
-        if lengths != [runs + 1, runs] or entries != same:
+        keys, sizes, totals, tokens, counts = (np.ascontiguousarray(arrays[name]) for name in _ARRAYS)
+        first = np.append(np.uint64(0), np.cumsum(sizes, dtype=np.uint64))
+        if not len(keys) == len(sizes) == len(totals) or not first[-1] == len(tokens) == len(counts):
             raise CheckpointError(
-                f"{name} is corrupt: its arrays have {[*map(len, self.arrays)]} numbers, which do not fit each other"
+                f"{name} is corrupt: its arrays have {[len(arrays[one]) for one in _ARRAYS]} numbers and its sizes add "
+                f"up to {first[-1]}, which do not fit each other"
             )
+        self.arrays = [keys, first, totals, tokens, counts]
         self._begin()
 
     def _begin(self) -> None:
