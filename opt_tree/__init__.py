@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import opt_tree.system.interrupted
 import opt_tree.system.versions
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 opt_tree.system.versions.check_versions()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from opt_tree.system.interrupted import as_command
 
 COMMANDS = {
+    "demo": "tools.display.demo",
     "models": "models.__main__",
     "advise": "training.advise",
     "prove": "tools.display.prove",

@@ -10,6 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import opt_tree
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMMANDS = (
@@ -90,3 +92,21 @@ def test_what_the_library_imports_at_once_is_in_its_requirements() -> None:
     # huggingface_hub comes with transformers, and tokenizers too; triton with a torch for CUDA.
     came = {"huggingface_hub", "tokenizers", "triton", "lm_eval"}
     assert foreign.keys() <= came, foreign
+
+
+def test_a_release_has_one_version_everywhere() -> None:
+    cited = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {opt_tree.__version__}\n" in cited
+    assert re.search(rf"^## {re.escape(opt_tree.__version__)} \(", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+
+
+def test_every_embedded_model_has_a_card_with_its_size_and_licence() -> None:
+    """A folder that somebody copies says what it is."""
+    embedded = ROOT / "opt_tree" / "models" / "embedded"
+    folders = {file.parent for file in embedded.rglob("*.safetensors")}
+    assert len(folders) > 8
+    for folder in folders:
+        card = (folder / "README.md").read_text()
+        assert card.startswith("---\nlicense: apache-2.0\n"), folder
+        files = [*folder.glob("model*.safetensors"), *folder.glob("store.safetensors")]
+        assert f"| bytes | {sum(file.stat().st_size for file in files):,} |" in card, folder

@@ -176,7 +176,8 @@ def prints(path: Path) -> set[int]:
 
 def test_training_scripts_and_commands_print_and_nothing_else_does() -> None:
     found = {name_of(path): lines for path in SOURCES if part(path) != "training" and (lines := prints(path))}
-    commands = ("__main__", "system/command_line", "system/interrupted", "models/__main__", "tools/display/prove")
+    commands = ("__main__", "system/command_line", "system/interrupted", "models/__main__")
+    commands += "tools/display/demo", "tools/display/prove"
     assert found.keys() == {f"opt_tree/{name}.py" for name in commands}, found
 
 

@@ -27,6 +27,7 @@ class Options:
     rounds: int | None = option(None, "ask only the first so many of a set; a later run with more goes on", least=3)
     max_new_tokens: int = option(128, "of a text, at most", least=2)
     only: str | None = option(None, "comma list of policies (`ways.py`), fitted ones with them, or of beginnings")
+    bare: bool = option(False, "leave out the policies of a fitted temperature, which draft everything once more")
     check: int = option(0, "texts, the shortest, that are decoded with some trees: do steps agree?", least=0)
     sampled: int = option(0, "texts, the first, that are decoded at temperature 1 with some trees", least=0)
     weights: str | None = option(None, "int8 or int4: both models quantised, where the CPU multiplies no bfloat16")

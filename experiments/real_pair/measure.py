@@ -169,6 +169,8 @@ def measure(options: Options, folder: Path) -> dict[str, Any] | None:
         write_text(folder / "fit.json", json.dumps(fit_to(drafter, for_fit), indent=1))
     found = json.loads((folder / "fit.json").read_text())
     ways = all_ways(AcceptanceRates(tuple(found["rates"])), found["temperature"])
+    if options.bare:
+        ways = {name: way for name, way in ways.items() if way.temperature == 1}
     if options.only is not None:
         ways = wanted(ways, [part.strip() for part in options.only.split(",")])
         if not ways:

@@ -74,6 +74,7 @@ def test_the_whole_command_goes_on_and_draws(tmp_path: Path, capsys: pytest.Capt
     assert (tmp_path / "steps.jsonl").read_text() == steps
     assert real_pair.main([*command, "--check", "1", "--only", "opt 8"]) == 0  # of what is there, these alone
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["checked"]["texts"] == 1
+    assert real_pair.main([*command, "--bare", "--only", "opt 60"]) == 0 and "1 policies" in capsys.readouterr().out
     drawn = (tmp_path / "sampled.jsonl").read_text()
     assert real_pair.main([*command, "--sampled", "2"]) == 0 and (tmp_path / "sampled.jsonl").read_text() == drawn
     for line in map(json.loads, drawn.splitlines()):
