@@ -3,6 +3,7 @@
 Everything that a model computes goes through `Backend.forward`. Knows nothing of trees, drafters and who asked.
 """
 
+import functools
 import inspect
 import time
 from typing import Any, NamedTuple
@@ -158,7 +159,7 @@ def call_network(
     `cache` takes the rows' keys and values and answers with those to attend to.
     """
     with hidden_states(model, layers) as states:
-        logits = model(**inputs, past_key_values=cache, use_cache=True).logits
+        logits = model(**inputs, **{cache_argument(type(model)): cache}, use_cache=True).logits
     return logits, states
 
 
@@ -176,7 +177,8 @@ def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
     """Ask the network itself what each layer stores for a token: one through transformers' own cache."""
     weight, cache = model.get_input_embeddings().weight, DynamicCache() if cache is None else cache
     one = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-    inputs: dict[str, object] = {"input_ids": one, "position_ids": one, "past_key_values": cache, "use_cache": True}
+    inputs: dict[str, object] = {"input_ids": one, "position_ids": one, "use_cache": True}
+    inputs[cache_argument(type(model))] = cache
     if takes(model, "features"):
         inputs["features"] = weight.new_zeros(1, 1, weight.shape[1])
     try:
@@ -191,6 +193,12 @@ def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not run with a key/value cache: {one_line(error)}"
         ) from error
+
+
+@functools.cache
+def cache_argument(kind: type) -> str:
+    """By what name a class of modules takes a transformers cache: since transformers 5.24 it is "cache"."""
+    return "cache" if takes(kind, "cache") else "past_key_values"
 
 
 def takes(model: Any, name: str) -> bool:

@@ -29,14 +29,10 @@ class History:
         length = len(self.tokens)
         end = length + len(branch)
         if end > len(self._ids) or device != self._ids.device:
-            self._make_room(2 * end, device)
+            known, self._ids = self._ids[: self._known], torch.empty(2 * end, dtype=torch.long, device=device)
+            self._ids[: self._known] = known
         new = [*self.tokens[self._known :], *branch]
         if new:
             self._ids[self._known : end] = torch.tensor(new)
         self._known = length
         return self._ids[None, :end]
-
-    def _make_room(self, room: int, device: torch.device) -> None:
-        ids = torch.empty(room, dtype=torch.long, device=device)
-        ids[: self._known] = self._ids[: self._known]
-        self._ids = ids

@@ -122,10 +122,6 @@ class Random:
         return self._buffer[: rows * columns].view(rows, columns)
 
 
-def _low(bits: int) -> int:
-    return (1 << bits) - 1
-
-
 def _signed(word: int) -> int:
     return word - (word >> 63 << 64)
 
@@ -141,11 +137,11 @@ def _mix(states: Words) -> Words:
 
     Integers of 64 bits that wrap around. They have a sign here, so a shift to the right must be masked.
     """
-    states ^= (states >> 30) & _low(34)
+    states ^= (states >> 30) & (1 << 34) - 1
     states *= _FACTORS[0]
-    states ^= (states >> 27) & _low(37)
+    states ^= (states >> 27) & (1 << 37) - 1
     states *= _FACTORS[1]
-    states ^= (states >> 31) & _low(33)
+    states ^= (states >> 31) & (1 << 33) - 1
     return states
 
 
@@ -155,7 +151,7 @@ def _exponential(states: Words) -> Words:
     words = _mix(states)
     # The mantissa of a number in [1, 2); the middle of its cell is neither 0 nor 1, and exact.
     words >>= 12
-    words &= _low(52)
+    words &= (1 << 52) - 1
     words |= 1023 << 52
     quantiles = words.view(library.float64)
     quantiles -= 1 - 2**-53

@@ -148,7 +148,7 @@ def check_steps(model: Any) -> None:
 def cache_name(model: Any) -> str | None:
     """By what name the forward of a bare model takes a transformers cache; None: it takes none."""
     names = inspect.signature(model.forward).parameters
-    return next((name for name in ("past_key_values", "cache_params") if name in names), None)
+    return next((name for name in ("cache", "past_key_values", "cache_params") if name in names), None)
 
 
 def _takes_positions(model: Any) -> bool:

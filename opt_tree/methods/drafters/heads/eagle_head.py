@@ -18,6 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from opt_tree.backend import cache_argument
 from opt_tree.models.checkpoints import load_named
 from opt_tree.models.output_scaling import Scaling
 from opt_tree.models.quantised_layers import home_of
@@ -86,7 +87,7 @@ class FeatureHead(nn.Module, ABC):
         more: dict[str, Any] = {
             "attention_mask": attention_mask,
             "position_ids": position_ids,
-            "past_key_values": past_key_values,
+            **{cache_argument(type(self.layer.self_attn)): past_key_values},
             "use_cache": past_key_values is not None,
             "position_embeddings": self.rotary(embedded, position_ids),
         }

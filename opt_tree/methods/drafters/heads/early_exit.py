@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from opt_tree.answers import LogProbs
+from opt_tree.backend import cache_argument
 from opt_tree.drafter import Drafter
 from opt_tree.errors import counted
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
@@ -70,7 +71,7 @@ class ExitLayer(nn.Module):
             features,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            **{cache_argument(type(self.layer)): past_key_values},
             use_cache=past_key_values is not None,
             position_embeddings=body.rotary_emb(features, position_ids),
         )

@@ -10,6 +10,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from opt_tree.backend import cache_argument
 from opt_tree.errors import one_line
 from opt_tree.models.capabilities import unwrapped
 from opt_tree.models.causal_lm import CausalLM
@@ -59,7 +60,7 @@ class MtpLayer(nn.Module):
             position_embeddings=rotary(embedded, position_ids=positions, **self._turns),
             attention_mask=attention_mask,
             position_ids=positions,
-            past_key_values=past_key_values,
+            **{cache_argument(type(self.layer)): past_key_values},
         )
         return (hidden,)
 
