@@ -19,6 +19,7 @@ from experiments import (
     hybrids,
     linear_kernels,
     quantised,
+    surviving_edges,
     systems,
     turns,
     vocabulary,
@@ -86,6 +87,23 @@ def test_how_much_the_linear_programme_is_worth(capsys: pytest.CaptureFixture, m
     assert 0 < two <= eight + 1e-9 <= most + 2e-9 and 0 < rounds <= most + 1e-9
     assert contested.main(["--laws", "0"]) == 2
     assert "laws must be at least 1" in capsys.readouterr().err
+
+
+def test_three_readings_of_a_drafter(capsys: pytest.CaptureFixture) -> None:
+    """The trees of each along the same texts; what nobody mapped stays as it is."""
+    short = ["--dtype", "float32", "--drafter", "lm:demo", "--limit", "2", "--fit-limit", "2"]
+    assert surviving_edges.main([*short, "--max-new-tokens", "16", "--nodes", "6", "--json"]) == 0
+    bare, sharpened, mapped = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert (bare["reading"], sharpened["reading"][:4], mapped["reading"][:4]) == ("bare", "temp", "surv")
+    assert bare["E(A)"] < min(sharpened["E(A)"], mapped["E(A)"]), "a drafter of this family is too modest"
+    assert surviving_edges.main(["--fit-limit", "0"]) == 2
+
+
+def test_probabilities_that_hold_are_mapped_to_themselves() -> None:
+    likely = np.repeat([0.2, 0.6], 10)
+    held = surviving_edges.Survival.fit(np.log(likely), np.r_[[1] * 2, [0] * 8, [1] * 6, [0] * 4])
+    assert (held.slope, held.shift) == pytest.approx((1, 0), abs=1e-3)
+    assert held(torch.tensor([0.0, -torch.inf])).tolist() == [0.0, -torch.inf]
 
 
 @pytest.mark.parametrize("seed", range(20))
