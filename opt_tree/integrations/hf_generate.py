@@ -133,6 +133,8 @@ def _generate(
     rows of a batch, padded on the left, are decoded side by side, row r with `seed + r`. What a tree cannot give
     (beams, attentions) is refused in one line.
     """
+    if "cache" in model_kwargs:  # its name since transformers 5.24
+        model_kwargs["past_key_values"] = model_kwargs.pop("cache")
     kept = _kept_by_generate(model)
     if streamer is not None or kept["streamer"] is not None:
         streamer = _Stream(kept["streamer"], True) if streamer is None else _Stream(streamer, False)
