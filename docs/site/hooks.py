@@ -5,7 +5,6 @@ package leads to that page of the site, and a link to any other file to the repo
 """
 
 import ast
-import os
 import posixpath
 import re
 import textwrap
