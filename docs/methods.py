@@ -14,9 +14,9 @@ from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.tools.presets import PRESETS
 
 DOCS = Path(__file__).parent
-READ_OF_IT = """*Read of it* says what of the paper's text or code was at hand. Where that is less than the whole text or
-the code, more may differ than stands there. This page is written by `python docs/methods.py` from what stands beside each
-method in the file that its name leads to; [extending.md](extending.md#{anchor}) says how to add one.
+READ_OF_IT = """*Read of it* says what of the paper's text or code was at hand. Where that is less than the whole text
+or the code, more may differ than stands there. This page is written by `python docs/methods.py` from what stands beside
+each method in the file that its name leads to; [extending.md](extending.md#{anchor}) says how to add one.
 """
 HEAD = """# Methods
 

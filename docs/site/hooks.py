@@ -85,7 +85,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def reference(file: Path) -> str:
-    """The page of a module: what mkdocstrings makes of it; of a folder, its modules before."""
+    """The page of a module: what mkdocstrings makes of it, and its code; of a folder, its modules before."""
     name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     text = f"{LOWER}# {name}\n\n"
     if file.name == "__init__.py":
@@ -93,7 +93,10 @@ def reference(file: Path) -> str:
         inside += sorted(one for one in file.parent.glob("*/__init__.py"))
         rows = [f"| [{_name(one)}]({_beside(one, file)}) | {first_line(one)} |" for one in inside]
         text += "\n".join(["| module | what it owns |", "|---|---|", *rows]) + "\n\n" if rows else ""
-    return f"{text}::: {name}\n"
+    code = textwrap.indent(file.read_text(), "    ")
+    source = f'??? quote "{file.relative_to(ROOT)}"\n\n    ~~~~~~python\n{code}    ~~~~~~\n'
+    # The whole file, once: not found by a search, which has its docstrings already.
+    return f"{text}::: {name}\n\n<div data-search-exclude markdown>\n\n{source}\n</div>\n"
 
 
 def _name(file: Path) -> str:
