@@ -27,6 +27,10 @@ RENAMED = {
 }
 LOWER = "---\nsearch:\n  boost: 0.5\n---\n"
 """Before a page that a search should list below those that explain."""
+WIDE = ("compared.md", "claims.md", "reproduce.md")
+"""Pages whose tables need the place of the table of contents."""
+NAMES = re.compile(r"^(?:[\w.-]+, ){30,}[\w.-]+$", flags=re.M)
+"""A paragraph of nothing but names."""
 CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", flags=re.M | re.S)
 LINK = re.compile(r"(?P<mark>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<to>[^)\s:]+)\)")
 DRAWN = re.compile(r"(?<=\n\n)(?:  .+\n?|\n(?=  ))+")
@@ -126,6 +130,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     text = "".join(part + (kept[place] if place < len(kept) else "") for place, part in enumerate(parts[::2]))
     text = LINK.sub(lambda found: linked(found, source, uri, parts, config.repo_url or ""), text)
     text = re.sub(r"\0(\d+)\0", lambda found: parts[2 * int(found[1]) + 1], text)
+    text = NAMES.sub(lambda found: f'<p class="names">{found[0].replace(", ", "<br>")}</p>', text)
+    page.meta |= {"hide": ["toc"]} if uri in WIDE else {}
     return "\n".join(lists(text.splitlines()))
 
 
