@@ -5,6 +5,7 @@ package leads to that page of the site, and a link to any other file to the repo
 """
 
 import ast
+import itertools
 import posixpath
 import re
 import textwrap
@@ -36,11 +37,6 @@ LINK = re.compile(r"(?P<mark>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<to>[^
 DRAWN = re.compile(r"(?<=\n\n)(?:  .+\n?|\n(?=  ))+")
 """What stands indented in a docstring: a drawing, a formula, an example."""
 ITEM = re.compile(r"( *)([-*]|\d+\.) +(?=\S)")
-
-
-def modules() -> list[Path]:
-    """The files of the package, each a page of the reference."""
-    return sorted((ROOT / "opt_tree").rglob("*.py"))
 
 
 def site_path(path: str) -> str | None:
@@ -82,7 +78,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, site_path(path) or "", abs_src_path=str(ROOT / path)))
     for picture in (ROOT / "results" / "figures").iterdir():
         files.append(File.generated(config, f"results/figures/{picture.name}", abs_src_path=str(picture)))
-    for file in modules():
+    for file in sorted((ROOT / "opt_tree").rglob("*.py")):
         path = str(file.relative_to(ROOT))
         files.append(File.generated(config, site_path(path) or "", content=reference(file)))
     return files
@@ -124,15 +120,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return markdown
     renamed = {new: old for old, new in RENAMED.items()}
     source = renamed.get(uri, uri if uri.startswith("results/") else f"docs/{uri}")
-    parts = CODE.split(markdown)
-    parts[::2] = [part.replace("\0", "") for part in parts[::2]]
-    kept = [f"\0{number}\0" for number in range(len(parts) // 2)]
-    text = "".join(part + (kept[place] if place < len(kept) else "") for place, part in enumerate(parts[::2]))
-    text = LINK.sub(lambda found: linked(found, source, uri, parts, config.repo_url or ""), text)
-    text = re.sub(r"\0(\d+)\0", lambda found: parts[2 * int(found[1]) + 1], text)
+    if uri in WIDE:
+        page.meta["hide"] = ["toc"]
+    text = links(markdown, source, uri, config.repo_url or "")
     text = NAMES.sub(lambda found: f'<p class="names">{found[0].replace(", ", "<br>")}</p>', text)
-    page.meta |= {"hide": ["toc"]} if uri in WIDE else {}
     return "\n".join(lists(text.splitlines()))
+
+
+def links(markdown: str, source: str, uri: str, repository: str) -> str:
+    """The text of a page with links that lead where they should; what stands in code is no link."""
+    code = CODE.findall(markdown)
+    numbers = itertools.count()
+    text = CODE.sub(lambda found: f"\0{next(numbers)}\0", markdown)
+    text = LINK.sub(lambda found: linked(found, source, uri, code, repository), text)
+    return re.sub(r"\0(\d+)\0", lambda found: code[int(found[1])], text)
 
 
 def linked(found: re.Match[str], source: str, uri: str, code: list[str], repository: str) -> str:
@@ -148,21 +149,16 @@ def linked(found: re.Match[str], source: str, uri: str, code: list[str], reposit
         kind = "tree" if (ROOT / target).is_dir() else "blob"
         return f"[{found['text']}]({repository}/{kind}/main/{target}{sharp}{anchor})" if repository else found["text"]
     if target.endswith(".py") and not anchor:
-        named = re.sub(r"\0(\d+)\0", lambda one: code[2 * int(one[1]) + 1].strip("`"), found["text"])
-        sharp, anchor = ("#", f"{dotted(target)}.{named}") if defines(target, named) else ("", "")
-    if found["text"].endswith(".md") and not found["mark"]:
-        return f"[{title(target)}]({posixpath.relpath(to, posixpath.dirname(uri) or '.')}{sharp}{anchor})"
-    away = posixpath.relpath(to, posixpath.dirname(uri) or ".")
-    return f"{found['mark']}[{found['text']}]({away}{sharp}{anchor})"
+        named = re.sub(r"\0(\d+)\0", lambda one: code[int(one[1])].strip("`"), found["text"])
+        module = target.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        sharp, anchor = ("#", f"{module}.{named}") if defines(target, named) else ("", "")
+    text = title(target) if found["text"].endswith(".md") else found["text"]
+    return f"{found['mark']}[{text}]({posixpath.relpath(to, posixpath.dirname(uri) or '.')}{sharp}{anchor})"
 
 
 def title(path: str) -> str:
     """The heading of a page, which a link shows that names the page's file."""
     return (ROOT / path).read_text().partition("\n")[0].lstrip("# ")
-
-
-def dotted(path: str) -> str:
-    return path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
 def defines(path: str, name: str) -> bool:
@@ -185,7 +181,6 @@ def lists(lines: list[str]) -> Iterator[str]:
         item = None if fenced else ITEM.match(line)
         if line.strip() and not fenced:
             while open_items and indent < (open_items[-1][1] if not item else open_items[-1][0] + 1):
-                # A line of text that is indented less goes on with its paragraph only without a blank line before.
                 open_items.pop()
         level = len(open_items)
         if item and before.strip() and not ITEM.match(before) and not level and not before.startswith(" "):
