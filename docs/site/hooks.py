@@ -30,8 +30,8 @@ LOWER = "---\nsearch:\n  boost: 0.5\n---\n"
 """Before a page that a search should list below those that explain."""
 WIDE = ("compared.md", "claims.md", "reproduce.md")
 """Pages whose tables need the place of the table of contents."""
-NAMES = re.compile(r"^(?:[\w.-]+, ){30,}[\w.-]+$", flags=re.M)
-"""A paragraph of nothing but names."""
+NAMES = re.compile(r"^(\w+: )?((?:[\w.-]+, ){30,}[\w.-]+)\.?$", flags=re.M)
+"""A paragraph of nothing but names, behind one word at most that says of what."""
 CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", flags=re.M | re.S)
 LINK = re.compile(r"(?P<mark>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<to>[^)\s:]+)\)")
 DRAWN = re.compile(r"(?<=\n\n)(?:  .+\n?|\n(?=  ))+")
@@ -123,7 +123,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if uri in WIDE:
         page.meta["hide"] = ["toc"]
     text = links(markdown, source, uri, config.repo_url or "")
-    text = NAMES.sub(lambda found: f'<p class="names">{found[0].replace(", ", "<br>")}</p>', text)
+    text = NAMES.sub(lambda found: f'{found[1] or ""}<p class="names">{found[2].replace(", ", "<br>")}</p>', text)
     return "\n".join(lists(text.splitlines()))
 
 
