@@ -1,7 +1,8 @@
-"""Writes docs/methods.md from the registries: `python docs/methods.py`."""
+"""Writes docs/methods.md and a page a family of methods from the registries: `python docs/methods.py`."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from opt_tree.children import TopK
@@ -12,15 +13,75 @@ from opt_tree.methods.registry import Method
 from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.tools.presets import PRESETS
 
-PAGE = Path(__file__).with_name("methods.md")
+DOCS = Path(__file__).parent
+READ_OF_IT = """*Read of it* says what of the paper's text or code was at hand. Where that is less than the whole text
+or the code, more may differ than stands there. This page is written by `python docs/methods.py` from what stands beside
+each method in the file that its name leads to; [extending.md](extending.md#{anchor}) says how to add one.
+"""
 HEAD = """# Methods
 
-All methods that a command can be told by name. A name leads to the file that registers the method. This page is written
-by `python docs/methods.py` from what stands beside each method there; [extending.md](extending.md) says how to add one.
-
-*Read of it* says what of the paper's text or code was at hand. Where that is less than the whole text or the code,
-more may differ than stands there.
+All methods that a command can be told by name, a page a family. [Which one?](which.md) leads to one of them by model,
+machine and text. `python docs/methods.py` writes these pages from the registries.
 """
+
+
+@dataclass(frozen=True)
+class Family:
+    """A page of methods of one kind."""
+
+    title: str
+    methods: Mapping[str, Method]
+    about: str
+    picture: str
+    """What the picture shows; docs/trees.py draws it."""
+    anchor: str
+    """The section of extending.md."""
+
+
+FAMILIES = {
+    "drafters": Family(
+        "Drafters",
+        KINDS,
+        "A drafter says which tokens may follow, and how likely each is. `--drafter SPEC` names one. PATH is a "
+        "folder, a Hub id, `demo` (the embedded one) or a known model; of a drafter that is made of others it is "
+        "their specs.",
+        "OPT-Tree of 12 nodes, threshold 0.05, behind the first words of one answer of the embedded target. A "
+        "disc grows with the probability of its path. A model or a head needs a forward a layer, one-pass heads "
+        "one for all, tables none",
+        "a-drafter",
+    ),
+    "policies": Family(
+        "Tree policies",
+        POLICIES,
+        "A policy says below which nodes to draft next, when to stop, and which nodes the target scores. "
+        "`--policies NAME:NUMBER:...`, the numbers in the order of the parameters. *Any kind*: the shape is "
+        "fixed, and its children are picked as the verifier needs them.",
+        "One drafter of four tokens, 12 nodes, at most six layers, every policy with its defaults (`opt` and "
+        "`published` at threshold 0); a disc grows with the probability of its path, and E(A) is their sum. Drawn "
+        "trees are one draw",
+        "a-tree-policy",
+    ),
+    "verifiers": Family(
+        "Verifiers",
+        VERIFIERS,
+        "A verifier says which path of a scored tree survives, and draws the target's own token. `--verifiers "
+        "NAME`. At temperature 0 the judge is `greedy`. [Results](../results/verifiers.md) say which emits the "
+        "most.",
+        "How likely each node is kept, over all trees that are drawn and all that the verifier draws, counted out "
+        "on laws of three tokens: two independent chains, and two distinct children a node. The laws are made up: "
+        "where they are others, the order is another",
+        "a-verifier",
+    ),
+    "controllers": Family(
+        "Controllers",
+        CONTROLLERS,
+        "A controller says which policy the next step uses. `--controller NAME`; the largest tree is that of the "
+        "tree options.",
+        "Five steps in a row of one answer of the embedded target by its EAGLE head, at most 12 nodes; for `auto` "
+        "a row of the target costs a twenty-fifth of a step",
+        "a-controller",
+    ),
+}
 CHILDREN = {
     "TopK": "the most probable",
     "LayerBest": "the most probable",
@@ -146,29 +207,36 @@ def table(methods: Iterable[Method], more: dict[str, Column]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page() -> str:
-    """The whole page."""
-    policy: dict[str, Column] = {
-        "parameters": lambda method: ", ".join(parameters(method.name)) or "none",
-        "children": children_of,
-    }
+POLICY: dict[str, Column] = {
+    "parameters": lambda method: ", ".join(parameters(method.name)) or "none",
+    "children": children_of,
+}
+MORE: dict[str, dict[str, Column]] = {"policies": POLICY, "verifiers": {"children": judged}}
+"""The columns that one family has and the others have not."""
+
+
+def family_page(name: str) -> str:
+    family = FAMILIES[name]
     return "\n".join(
         [
-            HEAD,
-            "## Drafters\n",
-            "`--drafter SPEC`. PATH is a folder, a Hub id, `demo` (the embedded one) or a known model; of a drafter",
-            "that is made of others it is their specs.\n",
-            table(KINDS.values(), {}),
-            "## Policies\n",
-            "`--policies NAME:NUMBER:...`, the numbers in the order of the parameters. *Any kind*: the shape is fixed,",
-            "and its children are picked as the verifier needs them.\n",
-            table(POLICIES.values(), policy),
-            "## Verifiers\n",
-            "`--verifiers NAME`. At temperature 0 the judge is `greedy`.\n",
-            table(VERIFIERS.values(), {"children": judged}),
-            "## Controllers\n",
-            "`--controller NAME`: which tree, before each step. The largest tree is that of the tree options.\n",
-            table(CONTROLLERS.values(), {}),
+            f"# {family.title}\n\n{family.about}\n",
+            f"![{family.picture}]({name}.svg)\n",
+            f"*{family.picture}.*\n",
+            table(family.methods.values(), MORE.get(name, {})),
+            READ_OF_IT.format(anchor=family.anchor),
+        ]
+    )
+
+
+def overview() -> str:
+    """The page that leads to the others, and has the presets, which are made of all families."""
+    parts = [HEAD]
+    for name, family in FAMILIES.items():
+        names = ", ".join(f"`{method.name}`" for method in family.methods.values())
+        parts += [f"## {name.title()}\n", f"[{family.title}]({name}.md): {names}.\n"]
+    return "\n".join(
+        [
+            *parts,
             "## Presets\n",
             "`make_preset(NAME, target, drafter)` of `opt_tree.tools.presets`: a method's decoder. PATH is the folder",
             "of what was trained for it. `python -m experiments.systems` sets four of them beside OPT-Tree.\n",
@@ -177,6 +245,12 @@ def page() -> str:
     )
 
 
+def pages() -> dict[str, str]:
+    """The text of every page by its file's name."""
+    return {"methods.md": overview()} | {f"{name}.md": family_page(name) for name in FAMILIES}
+
+
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
-    PAGE.write_text(page())
+    for name, text in pages().items():
+        (DOCS / name).write_text(text)

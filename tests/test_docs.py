@@ -201,10 +201,19 @@ def test_what_was_read_is_said_of_every_paper_and_of_no_other() -> None:
     assert METHODS["DIFFERS"].keys() <= {one.name for one in methods}
 
 
-def test_the_page_of_methods_is_what_the_registries_say() -> None:
-    written = METHODS["page"]()
+@pytest.mark.parametrize("name", METHODS["pages"]())
+def test_a_page_of_methods_is_what_the_registries_say(name: str) -> None:
+    written = METHODS["pages"]()[name]
     assert not re.search(r"\| *\|", written) and "not recorded" not in written, "an empty cell"
-    assert (ROOT / "docs" / "methods.md").read_text() == written, "python docs/methods.py writes it anew"
+    assert (ROOT / "docs" / name).read_text() == written, "python docs/methods.py writes it anew"
+
+
+TREES = runpy.run_path(str(ROOT / "docs" / "trees.py"))
+
+
+def test_a_picture_of_trees_is_what_the_methods_grow() -> None:
+    written = TREES["picture"]("policies")  # the others take a minute
+    assert (ROOT / "docs" / "policies.svg").read_text() == written, "python docs/trees.py draws it anew"
 
 
 MEASURED = sorted((ROOT / "results").glob("*.md"))

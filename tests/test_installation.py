@@ -23,6 +23,7 @@ EXTRAS = {
     "extras": {"templates", "plots", "tables"},
     "integrations": {"integrations", "chat"},
     "peers": {"peers"},
+    "site": {"site"},
     "tests": {"tests", "templates", "plots", "tables"},
 }
 """The extras whose packages a file of requirements/ pins, besides the library's own."""

@@ -44,8 +44,11 @@ def generate_batch(
 
     Arguments:
         prompts: token ids of each prompt. All are checked before anything is decoded.
-        max_new_tokens, sampling, log_probs: see `generate`.
-        stop, seed: one for all prompts, or a list with one for each; see `generate`.
+        max_new_tokens: see `generate`.
+        sampling: see `generate`.
+        stop: one for all prompts, or a list with one for each; see `generate`.
+        seed: one for all prompts, or a list with one for each; see `generate`.
+        log_probs: see `generate`.
         width: how many sequences are decoded at a time at most, at least 1.
 
     An error in one ends all; its note says which prompt it was. See `side_by_side` for the rest.
