@@ -1,6 +1,8 @@
 """Trees through Mamba-2 layers: every row as if its path were the text, taken as `generate` takes it."""
 
+import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -195,3 +197,69 @@ def test_texts_are_those_of_transformers(name):
         logits = model_of(name)(found.sequences[:, -1:], position_ids=place, **past).logits[0, -1]
     if name not in LIMITED:
         assert (logits - causal_logits(model_of(name), found.sequences[0].tolist())[-1]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(LIMITED))
+def test_the_prompt_alone_is_limited_and_that_with_its_last_token(name, monkeypatch):
+    """Prompts of one token, and of several forwards; a text that goes on from an earlier one begins anew."""
+    model, lm, plain = model_of(name), target(name), Decoder(target(name), None, Static.empty())
+    ids = prompt(19, seed=2, vocab=VOCAB - 1)
+    expected = text_of(model, ids, 8)
+    with monkeypatch.context() as patched:
+        patched.setattr("opt_tree.model.PREFILL", 5)
+        assert plain.generate(ids, 8).tokens == expected
+    assert plain.generate(ids[:1], 8).tokens == text_of(model, ids[:1], 8)
+    longer = [*ids, *expected, 5, 6]
+    again = plain.generate(longer, 8, reuse=True)
+    assert not again.reused and again.tokens == text_of(model, longer, 8)
+    lm.reset()
+    lm.append(ids)
+    rows = [lm.score(Tree.of(ids[:2], [-1, 0])).logits.clone() for _ in range(2)]
+    assert torch.equal(*rows), "it was scored and dropped, so its root is the prompt's last token again"
+    lm.commit([0])
+    assert (lm.score(Tree.of(ids[1:2], [-1])).logits - rows[0][1]).abs().max() < 1e-6
+    whole = causal_logits(model, [*ids, *ids[:2]])
+    assert (rows[0][0] - whole[-2]).abs().max() < 1e-4 and (rows[0][1] - whole[-1]).abs().max() > 1e-2
+
+
+def test_turns_go_on_and_so_do_copies():
+    lm, ids = target("bamba"), prompt(SHORT, vocab=VOCAB)
+    decoder = Decoder(lm, drafter("bamba"), OptTree(12, 0.0, 4))
+    longer = [*ids, *decoder.generate(ids, NEW_TOKENS).tokens, 5, 6]
+    again = decoder.generate(longer, NEW_TOKENS, reuse=True)
+    assert again.reused and again.tokens == text_of(lm.model, longer)
+    tree = random_tree(7, 0, root=1, vocab=VOCAB)
+    expected = lm.score(tree).logits.clone()
+    for twin in (copy.deepcopy(lm), pickle.loads(pickle.dumps(lm))):
+        assert torch.equal(twin.score(tree).logits, expected)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_tree_changes_no_text_in_float32(name):
+    lm, ids = CausalLM(copy.deepcopy(model_of(name)).float()), prompt(LONG, seed=4, vocab=VOCAB)
+    drafted = Decoder(lm, drafter(name), OptTree(12, 0.0, 4)).generate(ids, 8)
+    assert drafted.tokens == Decoder(lm, None, Static.empty()).generate(ids, 8).tokens
+    assert any(step.accepted for step in drafted.steps)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_tree_changes_no_bit_in_half_precision(dtype, monkeypatch):
+    """Where a product of matrices has the same bits for any number of rows: here it is taken a row at a time."""
+    linear = torch.nn.functional.linear
+
+    def by_row(rows, *weights):
+        flat = rows.reshape(-1, 1, rows.shape[-1])
+        return torch.cat([linear(row, *weights) for row in flat]).view(*rows.shape[:-1], -1)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", by_row)
+    lm, ids = CausalLM(copy.deepcopy(model_of("mamba2")).to(dtype)), prompt(LONG, vocab=VOCAB)
+    lm.pack(False)
+    lm.append(ids)
+    tree = random_tree(20, 1, root=1, vocab=VOCAB)
+    rows = lm.score(tree).logits.clone()
+    path = tree.path_to(19)
+    for row in path:
+        assert torch.equal(lm.score(Tree.of(tree.tokens[[row]], [-1])).logits[0], rows[row])
+        lm.commit([0])
+    plain = Decoder(lm, None, Static.empty()).generate(ids, NEW_TOKENS)
+    assert Decoder(lm, drafter("mamba2"), OptTree(12, 0.0, 4)).generate(ids, NEW_TOKENS).tokens == plain.tokens
