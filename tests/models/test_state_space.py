@@ -205,10 +205,10 @@ def test_the_prompt_alone_is_limited_and_that_with_its_last_token(name, monkeypa
     model, lm, plain = model_of(name), target(name), Decoder(target(name), None, Static.empty())
     ids = prompt(19, seed=2, vocab=VOCAB - 1)
     expected = text_of(model, ids, 8)
+    assert plain.generate(ids[:1], 8).tokens == text_of(model, ids[:1], 8)
     with monkeypatch.context() as patched:
         patched.setattr("opt_tree.model.PREFILL", 5)
         assert plain.generate(ids, 8).tokens == expected
-    assert plain.generate(ids[:1], 8).tokens == text_of(model, ids[:1], 8)
     longer = [*ids, *expected, 5, 6]
     again = plain.generate(longer, 8, reuse=True)
     assert not again.reused and again.tokens == text_of(model, longer, 8)
