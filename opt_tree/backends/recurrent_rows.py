@@ -36,8 +36,8 @@ class Sums:
     """g: the row's own decay, a logarithm."""
     decays: Float[Tensor, "heads columns"]
     """G: the sum of g along the row's path, from the committed state on."""
-    updates: Float[Tensor, "heads columns value_dim"] | None = None
-    """u: what the row adds to the state, along its key."""
+    updates: Float[Tensor, "heads known value_dim"] | None = None
+    """u: what the row adds to the state, along its key. That of the newest rows may not be known yet."""
 
     @classmethod
     def of(

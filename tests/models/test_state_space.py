@@ -115,7 +115,8 @@ def test_the_scan_along_every_path(dtype):
         for row, out in enumerate(torch.cat(found)):
             expected, _ = scan.along(tree.path_to(row), rows)
             assert (out - expected).abs().max() <= off
-        leaf = tree.depths.argmax() if seed else int(tree.parents[tree.depths.argmax()])
+        leaf = int(tree.depths.argmax())
+        leaf = leaf if seed else int(tree.parents[leaf])
         kept = tree.path_to(leaf).tolist()
         _, scan.state = scan.along(kept, rows)
         scan.cache.commit(kept)
@@ -161,12 +162,12 @@ def test_rows_of_any_tree_are_those_of_its_chains(name, length):
     assert isinstance(lm, CausalLM) and lm.recurrent
     lm.reset()
     lm.append(context)
-    for seed, size in enumerate((12, 60, 30)):
+    for seed, size in enumerate((12, 60) if length == LONG else (30, 12)):
         tree = random_tree(size, seed, root=seed + 1, vocab=VOCAB)
         logits = lm.score(tree).logits.clone()
         for leaf in set(range(size)) - set(tree.parents.tolist()):
             path = tree.path_to(leaf)
-            chain = lm.score(Tree.of(tree.tokens[path], range(-1, len(path) - 1))).logits
+            chain = lm.score(Tree.of(tree.tokens[path].tolist(), range(-1, len(path) - 1))).logits
             assert (logits[path] - chain).abs().max() < 1e-6
         lm.score(tree)
         kept = tree.path_to(size - 1)[: None if seed else 2]
@@ -199,10 +200,9 @@ def test_texts_are_those_of_transformers(name):
         assert (logits - causal_logits(model_of(name), found.sequences[0].tolist())[-1]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("name", sorted(LIMITED))
-def test_the_prompt_alone_is_limited_and_that_with_its_last_token(name, monkeypatch):
+def test_the_prompt_alone_is_limited_and_that_with_its_last_token(monkeypatch):
     """Prompts of one token, and of several forwards; a text that goes on from an earlier one begins anew."""
-    model, lm, plain = model_of(name), target(name), Decoder(target(name), None, Static.empty())
+    model, lm, plain = model_of("zamba2"), target("zamba2"), Decoder(target("zamba2"), None, Static.empty())
     ids = prompt(19, seed=2, vocab=VOCAB - 1)
     expected = text_of(model, ids, 8)
     assert plain.generate(ids[:1], 8).tokens == text_of(model, ids[:1], 8)
@@ -259,7 +259,7 @@ def test_the_tree_changes_no_bit_in_half_precision(dtype, monkeypatch):
     rows = lm.score(tree).logits.clone()
     path = tree.path_to(19)
     for row in path:
-        assert torch.equal(lm.score(Tree.of(tree.tokens[[row]], [-1])).logits[0], rows[row])
+        assert torch.equal(lm.score(Tree.of([int(tree.tokens[row])], [-1])).logits[0], rows[row])
         lm.commit([0])
     plain = Decoder(lm, None, Static.empty()).generate(ids, NEW_TOKENS)
     assert Decoder(lm, drafter("mamba2"), OptTree(12, 0.0, 4)).generate(ids, NEW_TOKENS).tokens == plain.tokens
