@@ -204,4 +204,4 @@ def _committed(layer: Layer, kept: list[int], taps: int) -> Layer:
     assert layer.inputs is not None and layer.before is not None and layer.state is not None and layer.rows is not None
     path = torch.tensor(kept, device=layer.inputs.device)
     before = torch.cat((layer.before, layer.inputs[:, path]), 1)[:, -(taps - 1) :].clone()
-    return Layer(before, layer.rows.behind(layer.state, kept))
+    return Layer(before, layer.rows.behind(layer.state, path.to(layer.state.device)))

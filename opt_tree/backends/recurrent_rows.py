@@ -23,7 +23,7 @@ State = Float[Tensor, "heads key_dim value_dim"]
 class Rows(Protocol):
     """Pending rows of one layer, in the order in which they were run."""
 
-    def behind(self, state: State, path: list[int]) -> State:
+    def behind(self, state: State, path: Int[Tensor, " path"]) -> State:
         """The state at the end of a path of these rows, which begins behind `state`."""
 
 
@@ -76,13 +76,12 @@ class Sums:
         from_rows = (left * (queries @ self.keys.mT)) @ self.updates
         return self.from_state(queries.shape[1]) * (queries @ state) + from_rows
 
-    def behind(self, state: State, path: list[int]) -> State:
+    def behind(self, state: State, path: Int[Tensor, " path"]) -> State:
         """See `Rows.behind`."""
         assert self.updates is not None
-        place = torch.tensor(path, device=state.device)
-        decays = self.decays[:, place]
+        decays = self.decays[:, path]
         left = (decays[:, -1:] - decays).exp()[..., None]
-        added = (left * self.keys[:, place]).mT @ self.updates[:, place]
+        added = (left * self.keys[:, path]).mT @ self.updates[:, path]
         return decays[:, -1, None, None].exp() * state + added
 
 

@@ -11,7 +11,7 @@ bits that it has in plain decoding; and a path is committed by taking its rows o
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import softplus
 
@@ -50,10 +50,10 @@ class Steps:
         flat = states.to(self.c.dtype).flatten(0, 1)
         return torch.bmm(flat, self.c[rows].flatten(0, 1)[..., None]).view(states.shape[:3])
 
-    def behind(self, state: State, path: list[int]) -> State:
+    def behind(self, state: State, path: Int[Tensor, " path"]) -> State:
         """See `Rows.behind`."""
         states = state.mT.contiguous()[None]
-        for row in torch.tensor(path, device=state.device).split(1):
+        for row in path.split(1):
             states = self.step(states, row)
         return states[0].mT.contiguous()
 
