@@ -1,9 +1,9 @@
-"""Milliseconds to score a tree with a hybrid of gated delta nets: as one forward, and path by path.
+"""Milliseconds to score a tree with a hybrid: as one forward, and path by path.
 
-    python -m experiments.hybrids [--dtype bfloat16]
+    python -m experiments.hybrids [--layers mamba-2] [--dtype bfloat16]
 
-A Qwen3-Next of random weights, three layers in four gated delta nets. The same random trees are scored both ways by
-turns, in process time; the logits are compared, too.
+A Qwen3-Next of random weights, three layers in four gated delta nets; or a Granite 4 hybrid, three in four Mamba-2. The
+same random trees are scored both ways by turns, in process time; the logits are compared, too.
 """
 
 import sys
@@ -14,8 +14,9 @@ from evaluation.command_line import main_of, option
 
 @dataclass(frozen=True)
 class Options:
-    """The arithmetic."""
+    """The model and its arithmetic."""
 
+    layers: str = option("delta nets", "with a state", choices=("delta nets", "mamba-2"))
     dtype: str = option("float32", "of the weights", choices=("float32", "bfloat16"))
     json: bool = option(False, "print the figures as one JSON line, too")
 
@@ -32,7 +33,13 @@ from typing import Any
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import (
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    PreTrainedModel,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 from evaluation.command_line import table
 from evaluation.timing import environment
@@ -48,27 +55,43 @@ REPEATS = 9
 """Times that each tree is scored each way."""
 
 
-def model(dtype: str) -> Qwen3NextForCausalLM:
+def model(layers: str, dtype: str) -> PreTrainedModel:
     """Return the model, its heads of 64 as in larger ones."""
     heads = HIDDEN // 64
-    config = Qwen3NextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=3 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        head_dim=64,
-        linear_num_key_heads=heads // 2,
-        linear_num_value_heads=heads,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-        mlp_only_layers=list(range(LAYERS)),
-        tie_word_embeddings=False,
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "tie_word_embeddings": False,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Qwen3NextForCausalLM(config).to(getattr(torch, dtype)).eval()
+        if layers == "mamba-2":
+            kinds = ["linear_attention"] * 3 + ["full_attention"]
+            state = {"mamba_n_heads": 2 * heads, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128}
+            granite = GraniteMoeHybridConfig(
+                **sizes,
+                **state,
+                num_local_experts=0,
+                shared_intermediate_size=3 * HIDDEN,
+                layer_types=kinds * (LAYERS // 4),
+            )
+            built: PreTrainedModel = GraniteMoeHybridForCausalLM(granite)
+        else:
+            qwen = Qwen3NextConfig(
+                **sizes,
+                intermediate_size=3 * HIDDEN,
+                head_dim=64,
+                linear_num_key_heads=heads // 2,
+                linear_num_value_heads=heads,
+                linear_key_head_dim=64,
+                linear_value_head_dim=64,
+                mlp_only_layers=list(range(LAYERS)),
+            )
+            built = Qwen3NextForCausalLM(qwen)
+    return built.to(getattr(torch, dtype)).eval()
 
 
 def random_tree(rows: int) -> Tree:
@@ -81,7 +104,7 @@ def random_tree(rows: int) -> Tree:
 def run(options: Options) -> dict[str, Any]:
     """Print the table; return its rows."""
     torch.set_num_threads(1)
-    built = model(options.dtype)
+    built = model(options.layers, options.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers names faster kernels, which are for GPUs
         whole, paths = CausalLM(built), ChainLM(built)
@@ -93,7 +116,7 @@ def run(options: Options) -> dict[str, Any]:
     for size in tqdm(ROWS, desc="sizes", leave=False, disable=None):
         tree = random_tree(size)
         taken: dict[str, list[float]] = {"one forward": [], "path by path": []}
-        logits = {}
+        logits, run = {}, paths.work
         for _ in range(REPEATS):
             for way, lm in zip(taken, (whole, paths), strict=True):
                 begin = time.process_time()
@@ -103,9 +126,11 @@ def run(options: Options) -> dict[str, Any]:
                     lm.commit([0])
         one, other = (statistics.median(times) for times in taken.values())
         off = float((logits["one forward"] - logits["path by path"]).abs().max() / logits["path by path"].abs().max())
+        several = (paths.work - run).tokens / REPEATS
         leaves = len(np.setdiff1d(np.arange(size), tree.parents))
         rows.append(
-            {"rows": size, "paths": leaves, "one forward, ms": round(one, 1), "path by path, ms": round(other, 1)}
+            {"rows": size, "paths": leaves, "rows path by path": round(several)}
+            | {"one forward, ms": round(one, 1), "path by path, ms": round(other, 1)}
         )
         rows[-1] |= {"times": round(other / one, 2), "logits off by": f"{off:.0e}"}
     place = environment(torch.device("cpu"))

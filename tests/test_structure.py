@@ -344,6 +344,7 @@ WIDE_FUNCTIONS = {
     "opt_tree/backends/split_attention.py: __call__": "an attention function, as transformers calls it",
     "opt_tree/backends/canonical.py: __call__": "an attention function, as transformers calls it",
     "opt_tree/backends/delta_net.py: follow": "the delta rule of a model's module, as transformers calls it",
+    "opt_tree/backends/state_space.py: scan": "the scan of a model's module, as transformers calls it",
     "opt_tree/backends/grouped_attention.py: __call__": "an attention function, as transformers calls it",
     "opt_tree/integrations/tree_lm.py: __init__": PUBLISHED,
     "opt_tree/integrations/hf_generate.py: _generate": PUBLISHED,

@@ -1,34 +1,59 @@
-"""Networks some of whose layers are gated delta nets: their state follows the tree (`DeltaCache`)."""
+"""Networks some of whose layers keep a state, which follows the tree (`RecurrentCache`)."""
 
+import inspect
+from contextlib import nullcontext
 from typing import Any, cast
 
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from opt_tree.backend import Inputs, layer_shapes
-from opt_tree.backends.delta_layers import delta_forwards, delta_nets
-from opt_tree.backends.delta_net import DeltaCache
 from opt_tree.backends.packed import Buckets, Packed
+from opt_tree.backends.recurrent import RecurrentCache
+from opt_tree.backends.recurrent_layers import limits_steps, recurrent_forwards, recurrent_layers
 from opt_tree.errors import UnsupportedModelError
 from opt_tree.target import Output
 
 
-class Delta(Packed):
+class Hybrid(Packed):
     """Computes forwards in which each row's running state is that of its own path."""
 
     def __init__(self, network: Any, buckets: Buckets | None = None) -> None:
         if buckets is not None:
             raise UnsupportedModelError(
-                f"{network.config.name_or_path or type(network).__name__} pads its forwards to buckets, and has gated "
-                "delta nets, which score a tree as it is"
+                f"{network.config.name_or_path or type(network).__name__} pads its forwards to buckets, and has layers "
+                "with a running state, which score a tree as it is"
             )
         super().__init__(network)
-        self._delta = delta_nets(network)
+        self._recurrent = recurrent_layers(network)
+        self._renamed = next((module for module in network.modules() if _names_it_otherwise(module)), None)
 
-    def new_cache(self) -> DeltaCache:
-        shapes = layer_shapes(self.network, DynamicCache(config=self.network.config.get_text_config()))
-        return DeltaCache(shapes, {layer: int(cast(Any, net).conv_kernel_size) for layer, net in self._delta.items()})
+    def mask_kinds(self) -> dict[str, int]:
+        """See `Backend.mask_kinds`. A layer that is both kinds takes attention's mask by attention's name."""
+        return {"full_attention" if kind == "hybrid" else kind: size for kind, size in super().mask_kinds().items()}
+
+    def new_cache(self) -> RecurrentCache:
+        asked: Any = DynamicCache(config=self.network.config.get_text_config())
+        for layer in asked.layers:
+            if getattr(layer, "is_initialized", False):  # before anything is run: it stores nothing
+                del layer.keys, layer.values
+        shapes = layer_shapes(self.network, asked)
+        taps = {number: int(cast(Any, layer).conv_kernel_size) for number, layer in self._recurrent.items()}
+        return RecurrentCache(shapes, taps, any(map(limits_steps, self._recurrent.values())))
 
     def forward(self, inputs: Inputs, cache: Cache) -> Output:
-        with delta_forwards(self._delta):
+        renamed = self._renamed and self._renamed.register_forward_pre_hook(_rename, with_kwargs=True)
+        with renamed or nullcontext(), recurrent_forwards(self._recurrent):
             return super().forward(inputs, cache)
+
+
+def _names_it_otherwise(module: Any) -> bool:
+    """Whether a model (Mamba 2) takes its cache as `cache_params`."""
+    names = inspect.signature(module.forward).parameters
+    return "input_ids" in names and "cache_params" in names
+
+
+def _rename(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Hand the cache over by that name, where it is ours: others may run the model meanwhile."""
+    ours = isinstance(kwargs.get("past_key_values"), RecurrentCache)
+    return args, kwargs | {"cache_params": kwargs["past_key_values"]} if ours else kwargs

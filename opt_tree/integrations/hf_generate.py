@@ -36,7 +36,7 @@ from opt_tree.errors import counted
 from opt_tree.generation import Generation, check_prompt
 from opt_tree.history import History
 from opt_tree.integrations.left_padding import AtRow, Row, padded, padded_cache, unpadded
-from opt_tree.models.capabilities import unwrapped, virtual_tokens
+from opt_tree.models.capabilities import cache_name, unwrapped, virtual_tokens
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 from opt_tree.models.given_rows import hand_over
@@ -403,7 +403,7 @@ def _not_taken(decoder: Decoder, past: Any, media: bool, alone: bool) -> str | N
     if isinstance(target, ChainLM):
         return f"{target.name} is scored path by path from its own cache, which is of text alone; leave it out"
     if target.recurrent:
-        return f"{target.name} goes on from the state of its gated delta nets, which is of text alone; leave it out"
+        return f"{target.name} goes on from the state of its layers, which is of text alone; leave it out"
     if not isinstance(past, DynamicCache | None):
         return f"a {type(past).__name__} is given, and only a DynamicCache can be continued"
     filled = past is not None and past.get_seq_length() > 0
@@ -458,8 +458,9 @@ def _returned_cache(
         return target.cache_of(tokens)
     cache = DynamicCache(config=target.model.config.get_text_config(decoder=True)) if given is None else given
     if target.recurrent:  # which keeps the state behind the last token, too
+        past: dict[str, Any] = {cache_name(unwrapped(target.model)) or "past_key_values": cache}
         with torch.no_grad():
-            target.model(torch.tensor([tokens], device=target.device), past_key_values=cache, use_cache=True)
+            target.model(torch.tensor([tokens], device=target.device), use_cache=True, **past)
         return cache
     hand_over(target.cache, cache, len(tokens))
     return cache

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from opt_tree.backends.delta_layers import delta_nets
+from opt_tree.backends.recurrent_layers import limits_steps, recurrent_layers
 from opt_tree.errors import UnsupportedModelError, one_line
 from opt_tree.models.quantised_layers import columns_of, count_of, readable_weight, weights_of
 
 Module = TypeVar("Module", bound=nn.Module)
 _RECURRENT = "one running state for the whole text, where siblings need one each and rejected rows cannot be taken out"
+_STATEFUL = {"linear_attention", "hybrid"}
+"""Kinds of layers with a running state; the second has attention, too."""
 _OWN_PAST = "it takes a cache class of its own only"
 _PAST = {
     "cpmant": "it puts a soft prompt of its own before the rows of every forward, also behind a cache",
@@ -24,7 +26,6 @@ _PAST = {
     "xlstm": _OWN_PAST,
 }
 """Why types of model do not go on from a cache, where their own errors do not say so."""
-_NO_LIMIT = (0.0, float("inf"))
 TREE_ATTENTION = ("sdpa", "eager")
 """Implementations that take any mask."""
 _NUMBERED = "it numbers the rows by itself, and siblings of a tree need the same position"
@@ -115,13 +116,14 @@ def check_layers(model: Any) -> None:
         )
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    delta = kinds.count("linear_attention") == len(delta_nets(model)) > 0
-    held = {"full_attention", "sliding_attention", "chunked_attention", "linear_attention" if delta else ""}
+    stateful = {number for number, kind in enumerate(kinds) if kind in _STATEFUL}
+    follow = stateful == set(recurrent_layers(model)) != set()
+    held = {"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"} | (_STATEFUL if follow else set())
     if unknown := sorted(set(kinds) - held):
         recurrent = {"linear_attention", "mamba", "conv", "recurrent", "rglru"} & set(unknown)
         why = _RECURRENT if recurrent else "only full, windowed and chunked attention are known to hold a tree"
         raise UnsupportedModelError(f"{name} has layers of kind {', '.join(unknown)}: {why}")
-    if getattr(model, "_is_stateful", False) and not delta:
+    if getattr(model, "_is_stateful", False) and not follow:
         raise UnsupportedModelError(f"{name} is recurrent: {_RECURRENT}")
     if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         raise UnsupportedModelError(f"{name} keeps its past in a form of its own, not in rows that can be taken back")
@@ -137,8 +139,8 @@ def check_steps(model: Any) -> None:
     That is transformers' own code. `generate` runs token by token behind a prompt, so its text is not that of chains.
     """
     for module in model.modules():
-        low, high = getattr(module, "time_step_limit", None) or _NO_LIMIT
-        if (low, high) != _NO_LIMIT:
+        if limits_steps(module):
+            low, high = module.time_step_limit
             raise UnsupportedModelError(
                 f"{type(model).__name__} limits its time step ({low:g} to {high:g}) where several tokens run at once, "
                 "but not token by token, as generate runs it"

@@ -15,10 +15,10 @@ from transformers import Cache
 
 from opt_tree.backend import Backend, Inputs
 from opt_tree.backends.canonical import NotCanonicalError
-from opt_tree.backends.delta_layers import delta_nets
-from opt_tree.backends.delta_net import DeltaCache
-from opt_tree.backends.hybrids import Delta
+from opt_tree.backends.hybrids import Hybrid
 from opt_tree.backends.packed import Buckets, Packed
+from opt_tree.backends.recurrent import RecurrentCache
+from opt_tree.backends.recurrent_layers import recurrent_layers
 from opt_tree.errors import UnsupportedModelError, require
 from opt_tree.model import Model
 from opt_tree.models.canonical import check
@@ -116,8 +116,8 @@ class CausalLM(Model):
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layers keep a state of the whole context (gated delta nets), which cannot be taken back."""
-        return isinstance(self.cache, DeltaCache)
+        """Whether some layers keep a state of the whole context, which cannot be taken back."""
+        return isinstance(self.cache, RecurrentCache)
 
     @property
     def ends(self) -> frozenset[int]:  # type: ignore[override]
@@ -244,6 +244,8 @@ class CausalLM(Model):
         """See `Model.prepare`."""
         if self.ranks is not None:
             tell(self, forward)
+        if isinstance(self.cache, RecurrentCache):
+            self.cache.expect(forward)
         return super().prepare(forward)
 
     def begins_with(self, past: Cache, tokens: list[int]) -> bool:
@@ -262,7 +264,7 @@ class CausalLM(Model):
                 "past_key_values: the model is spread over processes, each with rows of its own; leave it out"
             )
         if self.recurrent:
-            raise ValueError("past_key_values: a gated delta net goes on from its own state; leave it out")
+            raise ValueError("past_key_values: its layers with a running state go on from their own; leave it out")
         if rope_border(self.model) is not None:
             raise ValueError(
                 f"{self.name} may have rotated these rows by other factors (LongRoPE): pass the text alone"
@@ -280,14 +282,14 @@ class CausalLM(Model):
 
 
 def _backend_of(model: Any, buckets: Buckets | None, spread: bool) -> Packed:
-    """The backend that a model needs: it is spread over processes, has gated delta nets, or neither."""
-    if delta_nets(model):
+    """The backend that a model needs: it is spread over processes, has layers with a state, or neither."""
+    if recurrent_layers(model):
         if spread:
             raise UnsupportedModelError(
-                f"{model.config.name_or_path or type(model).__name__} is spread over processes, and has gated delta "
-                "nets, which score a tree as it is"
+                f"{model.config.name_or_path or type(model).__name__} is spread over processes, and has layers "
+                "with a running state, which score a tree as it is"
             )
-        return Delta(model, buckets)
+        return Hybrid(model, buckets)
     return Spread(model, buckets) if spread else Packed(model, buckets)
 
 

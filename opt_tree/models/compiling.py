@@ -54,7 +54,7 @@ def compile_forwards(lm: AnyLM, make: bool = True) -> bool:
     try:
         if lm.ranks is not None:
             raise CompileError("it is spread over processes, and a graph is one process's")
-        if what := "gated delta nets" if lm.recurrent else rope_border(lm.model) and "LongRoPE":
+        if what := "layers with a running state" if lm.recurrent else rope_border(lm.model) and "LongRoPE":
             raise CompileError(f"it has {what}, and a graph holds nothing that changes with the context")
         if lm.device.type == "cuda":
             lm.buckets = lm.buckets or Buckets()

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opt_tree.backends.recurrent import all_limited
 from opt_tree.errors import UnsupportedModelError, one_line
 from opt_tree.models.capabilities import cause
 from opt_tree.models.quantised_layers import weights_of
@@ -30,17 +31,18 @@ def check_tree_mask(lm: Any) -> None:
         return lm.model(input_ids=torch.tensor([tokens], device=lm.device), use_cache=False).logits[0].double()
 
     try:
-        left, right = plain([*context, r, a, c])[-3:], plain([*context, r, b, d, e])[-4:]
-        lm.append(context)
-        tree = Tree.of([r, a, b, c, d], [-1, 0, 0, 1, 2])
-        mixed = lm.extend(tree.tokens, lm.length + tree.depths, np.tri(5, dtype=bool)).logits.double().clone()
-        rows = lm.score(tree).logits.double()
-        expected = torch.stack([left[0], left[1], right[1], left[2], right[2]])
-        yardstick = (expected - mixed).abs().max()
-        error = (rows - expected).abs().max()
-        lm.commit([0, 2, 4])
-        after = lm.extend(np.array([e]), np.array([lm.length]), np.ones((1, 1), dtype=bool)).logits.double()
-        error = max(error, (after[0] - right[3]).abs().max())
+        with all_limited(lm.cache):
+            left, right = plain([*context, r, a, c])[-3:], plain([*context, r, b, d, e])[-4:]
+            lm.append(context)
+            tree = Tree.of([r, a, b, c, d], [-1, 0, 0, 1, 2])
+            mixed = lm.extend(tree.tokens, lm.length + tree.depths, np.tri(5, dtype=bool)).logits.double().clone()
+            rows = lm.score(tree).logits.double()
+            expected = torch.stack([left[0], left[1], right[1], left[2], right[2]])
+            yardstick = (expected - mixed).abs().max()
+            error = (rows - expected).abs().max()
+            lm.commit([0, 2, 4])
+            after = lm.extend(np.array([e]), np.array([lm.length]), np.ones((1, 1), dtype=bool)).logits.double()
+            error = max(error, (after[0] - right[3]).abs().max())
     except Exception as why:
         told = cause(lm.model, ids, lm.device) or one_line(why)
         raise UnsupportedModelError(f"{name} cannot score a tree: {told}") from why

@@ -258,6 +258,8 @@ def canonical_verdict(name: str) -> tuple[str, str]:
     wide = {key: 64 for key, size in SMALL.items() if size in (32, 48) or key == "hidden_size_per_layer_input"}
     SMALL.update(wide)  # GELU is asked for multiples of 64
     SPECIAL["gemma3n_text"]["intermediate_size"] = [64] * 4
+    SMALL["mamba_d_head"] = SPECIAL["bamba"]["mamba_d_head"] = SPECIAL["mamba2"]["head_dim"] = 32  # twice as wide
+    SPECIAL["falcon_h1"]["mamba_d_ssm"] = 128
     try:
         lm = CausalLM(built(name).to(torch.bfloat16))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Trees through gated delta nets: every row as if its path were the text, whatever was drafted beside it."""
+"""Trees through layers with a state: every row as if its path were the text, whatever was drafted beside it."""
 
 import copy
 import functools
@@ -24,9 +24,10 @@ from opt_tree import (
     generate_batch,
     make_canonical,
 )
-from opt_tree.backends import delta_net
-from opt_tree.backends.delta_layers import delta_forwards, delta_nets
-from opt_tree.backends.delta_net import DeltaCache, last_ancestors
+from opt_tree.backends import delta_net, recurrent
+from opt_tree.backends.recurrent import RecurrentCache
+from opt_tree.backends.recurrent_layers import recurrent_forwards, recurrent_layers
+from opt_tree.backends.recurrent_rows import last_ancestors
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
@@ -78,7 +79,7 @@ def test_the_rule_along_every_path_in_float64():
     """A prefill, trees in one forward and layer by layer, paths committed: against the definition."""
     random = torch.Generator().manual_seed(3)
     heads, size, wide = 4, 6, 5
-    cache, state = DeltaCache([], {0: 3}), torch.zeros(heads, size, wide, dtype=torch.float64)
+    cache, state = RecurrentCache([], {0: 3}), torch.zeros(heads, size, wide, dtype=torch.float64)
 
     def rows(count):
         shapes = (2, size), (2, size), (heads, wide), (heads,), (heads,)
@@ -89,7 +90,7 @@ def test_the_rule_along_every_path_in_float64():
         cache.see(visible, torch.device("cpu"))
         cache.convolve(0, torch.zeros(1, 2, len(visible), dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64))
         cache.pending += len(visible)
-        return cache.follow(0, *(part[None] for part in new))[0][0]
+        return delta_net.follow(cache, 0, *(part[None] for part in new))[0][0]
 
     for seed, splits in enumerate(([9], [2, 3, 4], [1, 8])):
         tree = random_tree(9, seed, root=0)
@@ -106,7 +107,7 @@ def test_the_rule_along_every_path_in_float64():
         kept = tree.path_to(7).tolist()
         _, state = rule_along(kept, state, q, k, *whole[2:])
         cache.commit(kept)
-        assert (cache._delta[0].state - state).abs().max() < 1e-13
+        assert (cache._layers[0].state - state).abs().max() < 1e-13
 
 
 def test_where_the_last_ancestors_lie():
@@ -184,7 +185,7 @@ def test_others_have_the_layers_themselves():
     model, ids = model_of("qwen3_next"), prompt(LENGTH, vocab=VOCAB)
     expected, texts = causal_logits(model, ids), generate("qwen3_next", ids)
     found = []
-    with delta_forwards(delta_nets(model)), delta_forwards(delta_nets(model)):
+    with recurrent_forwards(recurrent_layers(model)), recurrent_forwards(recurrent_layers(model)):
         assert torch.equal(causal_logits(model, ids), expected)
         assert torch.equal(generate("qwen3_next", ids), texts)
         thread = threading.Thread(target=lambda: found.append(causal_logits(model, ids)))
@@ -196,7 +197,7 @@ def test_others_have_the_layers_themselves():
 
 def test_a_layer_that_was_given_another_forward_is_not_passed_by():
     model = copy.deepcopy(model_of("qwen3_next"))
-    lm, layer = CausalLM(model), next(iter(delta_nets(model).values()))
+    lm, layer = CausalLM(model), next(iter(recurrent_layers(model).values()))
     layer.forward = functools.partial(type(layer).forward, layer)
     with pytest.raises(RuntimeError, match="another forward since it was wrapped"):
         Decoder(lm, None, Static.empty()).generate([1, 2, 3], 2)
@@ -204,12 +205,12 @@ def test_a_layer_that_was_given_another_forward_is_not_passed_by():
 
 def test_what_a_state_cannot_do_is_refused_by_name(kernel):
     model, lm, ids = model_of("qwen3_next"), target("qwen3_next"), prompt(LENGTH, vocab=VOCAB)
-    with pytest.raises(UnsupportedModelError, match="buckets, and has gated delta nets"):
+    with pytest.raises(UnsupportedModelError, match="buckets, and has layers with a running state"):
         CausalLM(model, Buckets())
-    with pytest.warns(UserWarning, match="not compiled: it has gated delta nets"):
+    with pytest.warns(UserWarning, match="not compiled: it has layers with a running state"):
         assert not compile_forwards(lm)
     decoder = Decoder(lm, NGramDrafter(), Static.chain(3))
-    with pytest.raises(ValueError, match="goes on from the state of its gated delta nets"):
+    with pytest.raises(ValueError, match="goes on from the state of its layers"):
         generate(
             "qwen3_next",
             ids,
@@ -238,8 +239,8 @@ def test_the_returned_cache_goes_on():
 
 def test_where_accelerate_moves_the_weights_paths_are_scored():
     model = copy.deepcopy(model_of("qwen3_next"))
-    next(iter(delta_nets(model).values())).conv1d._hf_hook = ModelHook()
-    assert not delta_nets(model)
+    next(iter(recurrent_layers(model).values())).conv1d._hf_hook = ModelHook()
+    assert not recurrent_layers(model)
     with pytest.warns(UserWarning, match="path by path"):
         assert isinstance(wrap(model), ChainLM)
 
@@ -250,7 +251,7 @@ def test_an_interruption_leaves_no_layer_ahead_of_another(ends, monkeypatch):
     name, text = "qwen3_next", prompt(9, vocab=VOCAB)
     decoder = Decoder(CausalLM(model_of(name)), drafter(name), OptTree(6, 0.0, 3))
     text += [*decoder.generate(text, 4).tokens, *prompt(3, seed=5, vocab=VOCAB)]
-    calls, own = [], delta_net._committed
+    calls, own = [], recurrent._committed
 
     def interrupted(*given):
         calls.append(given)
@@ -259,7 +260,7 @@ def test_an_interruption_leaves_no_layer_ahead_of_another(ends, monkeypatch):
         return own(*given)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(delta_net, "_committed", interrupted)
+        patched.setattr(recurrent, "_committed", interrupted)
         decoder.generate(text, 9, reuse=True)
     again = decoder.generate(text, 9, reuse=True)
     assert again.reused > 0 or ends > 2, "nothing was committed"

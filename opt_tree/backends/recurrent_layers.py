@@ -1,7 +1,7 @@
-"""The gated delta nets of a model, and what stands in for their code while a tree is scored.
+"""The layers of a model that keep a state, and what stands in for their code while a tree is scored.
 
-A layer's own `forward` runs, its projections and norms included; only the gated delta rule and the short convolution,
-which its module calls by name, are `DeltaCache`'s.
+A layer's own `forward` runs, its projections and norms included; only its rule and the short convolution, which its
+module calls by name, are those of a `RecurrentCache`.
 """
 
 import functools
@@ -14,27 +14,43 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from opt_tree.backends.delta_net import DeltaCache
+from opt_tree.backends import delta_net, state_space
+from opt_tree.backends.recurrent import RecurrentCache
 
-_RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 _CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
+_RULES: dict[tuple[str, ...], Callable[..., Any]] = {
+    ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"): delta_net.follow,
+    ("mamba2_chunk_scan", "mamba2_selective_state_update"): state_space.scan,
+}
+"""By the functions of a module that are a rule, those for many rows and for one: what stands in for them."""
 _lock = threading.Lock()
 """Held while layers get their stand-ins or are given back."""
 
 
-def delta_nets(model: Any) -> dict[int, nn.Module]:
-    """The gated delta nets of a model, by the number of the layer: those whose code calls the functions of this module.
+def recurrent_layers(model: Any) -> dict[int, nn.Module]:
+    """The layers of a model whose state can follow a tree, by their number: those whose code calls a rule by its names.
 
     Empty where accelerate moves their weights about, which happens in calls that would be passed by.
     """
     found = {}
     for module in model.modules():
         number = getattr(module, "layer_idx", None)
-        if number is not None and _names(type(module).forward) >= {*_RULES, *_CONVOLUTIONS}:
+        if number is not None and _rule(_names(type(module).forward)):
             if any(hasattr(part, "_hf_hook") for part in module.modules()):
                 return {}
             found[int(number)] = module
     return found
+
+
+def limits_steps(layer: nn.Module) -> bool:
+    """Whether it is a state space (Mamba 2) that limits its time step where several tokens run at once."""
+    low, high = getattr(layer, "time_step_limit", None) or state_space.NO_LIMIT
+    return (low, high) != state_space.NO_LIMIT
+
+
+def _rule(names: frozenset[str]) -> tuple[str, ...]:
+    """The rule's names that are among these, where all are and those of the convolution; else none."""
+    return next((rule for rule in _RULES if names >= {*rule, *_CONVOLUTIONS}), ())
 
 
 @functools.cache
@@ -45,7 +61,7 @@ def _names(function: Callable) -> frozenset[str]:
 
 
 class _StandIn:
-    """What a gated delta net has in the place of its `forward` while some thread is in a forward over a tree.
+    """What such a layer has in the place of its `forward` while some thread is in a forward over a tree.
 
     Whose cache is another one gets what the layer itself computes.
     """
@@ -55,15 +71,16 @@ class _StandIn:
 
     def __call__(self, *args: Any, cache_params: Any = None, **kwargs: Any) -> Tensor:
         own: Callable[..., Tensor] = type(self.layer).forward
-        if isinstance(cache_params, DeltaCache):
+        if isinstance(cache_params, RecurrentCache):
             own = _with(inspect.unwrap(own), cache_params, int(self.layer.layer_idx))  # type: ignore[arg-type]
             kwargs["attention_mask"] = None  # which is of padding here, and a tree has none
         return own(self.layer, *args, cache_params=cache_params, **kwargs)
 
 
-def _with(function: Any, cache: DeltaCache, layer: int) -> Callable[..., Tensor]:
+def _with(function: Any, cache: RecurrentCache, layer: int) -> Callable[..., Tensor]:
     """The layer's own code with the rule and the convolution of this cache in the place of its module's."""
-    functions: dict[str, Any] = dict.fromkeys(_RULES, functools.partial(cache.follow, layer))
+    rule = _rule(_names(function))
+    functions: dict[str, Any] = dict.fromkeys(rule, functools.partial(_RULES[rule], cache, layer))
     functions |= dict.fromkeys(_CONVOLUTIONS, functools.partial(cache.convolve, layer))
     names = function.__globals__ | functions
     copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
@@ -72,8 +89,8 @@ def _with(function: Any, cache: DeltaCache, layer: int) -> Callable[..., Tensor]
 
 
 @contextmanager
-def delta_forwards(layers: dict[int, nn.Module]) -> Iterator[None]:
-    """Inside, these layers go by the tree where they are given a `DeltaCache`; as ever where they are not."""
+def recurrent_forwards(layers: dict[int, nn.Module]) -> Iterator[None]:
+    """Inside, these layers go by the tree where they are given a `RecurrentCache`; as ever where they are not."""
     taken = []
     try:
         with _lock:
