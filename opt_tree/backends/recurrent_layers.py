@@ -69,12 +69,13 @@ class _StandIn:
     def __init__(self, layer: nn.Module) -> None:
         self.layer, self.users = layer, 0
 
-    def __call__(self, *args: Any, cache_params: Any = None, **kwargs: Any) -> Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         own: Callable[..., Tensor] = type(self.layer).forward
-        if isinstance(cache_params, RecurrentCache):
-            own = _with(inspect.unwrap(own), cache_params, int(self.layer.layer_idx))  # type: ignore[arg-type]
+        cache = kwargs.get("cache", kwargs.get("cache_params"))  # its name since transformers 5.24, and before
+        if isinstance(cache, RecurrentCache):
+            own = _with(inspect.unwrap(own), cache, int(self.layer.layer_idx))  # type: ignore[arg-type]
             kwargs["attention_mask"] = None  # which is of padding here, and a tree has none
-        return own(self.layer, *args, cache_params=cache_params, **kwargs)
+        return own(self.layer, *args, **kwargs)
 
 
 def _with(function: Any, cache: RecurrentCache, layer: int) -> Callable[..., Tensor]:
