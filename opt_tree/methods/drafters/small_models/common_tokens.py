@@ -2,7 +2,7 @@
 
 Owns how a text that the target writes is read by a draft model with another tokenizer: token by token. A token that
 both have is the other's token; any other one is spelled by its bytes. What was read never changes as a text grows.
-A whole text spelled anew as the other tokenizer would have it was tried, and drafts worse (docs/models.md).
+(To spell the whole text anew as it grows, as the other tokenizer would have it, drafts worse.)
 """
 
 import re
