@@ -19,6 +19,7 @@ from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_p
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.small_models.common_tokens import CommonTokens
 from opt_tree.methods.drafters.small_models.other_vocabulary import OtherVocabulary
+from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.registry import VERIFIERS
@@ -117,6 +118,7 @@ class TestBytes:
         known = {piece: index for piece, index in LLAMA().get_vocab().items()}
         assert common.spelled(b"hello") == [known["hello"]]
         assert common.spelled(b" to") == [known["▁to"]]
+        assert b"".join(common.drafter.plain[index] for index in common.spelled(b"<unk>")) == b"<unk>", "no mark"
         assert common.spelled("h\u00e9".encode()) == [known["h"], known["<0xC3>"], known["<0xA9>"]]
 
     def test_an_unknown_kind_is_refused_by_name(self):
@@ -198,15 +200,21 @@ def exact_for(verifier, policy):
     return True
 
 
-@pytest.mark.parametrize(
-    ("overlap", "policy"),
-    [
-        *((2, policy) for policy in (Sampled((2, 1)), Sampled.kary(2, 2, replacement=False), OptTree(3, 0.0, 2))),
-        *((5, policy) for policy in (Sampled.chain(2), Sampled.kary(2, 1), Sampled.kary(2, 1, replacement=False))),
-        (5, OptTree(3, 0.0, 2)),
-    ],
-    ids=str,
-)
+CASES = [
+    (2, Sampled((2, 1))),
+    (2, Sampled.kary(2, 2, replacement=False)),
+    (2, Rheo(nodes=2, threshold=0.0, max_depth=2)),
+    (5, Sampled.chain(2)),
+    (5, Sampled.kary(2, 1, replacement=False)),
+    (5, OptTree(3, 0.0, 2)),
+]
+
+
+def test_every_verifier_has_a_case():
+    assert all(any(exact_for(verifier, policy) for _, policy in CASES) for verifier in LOSSLESS)
+
+
+@pytest.mark.parametrize(("overlap", "policy"), CASES, ids=str)
 def test_every_verifier_keeps_the_law_of_six_tokens_with_a_draft_model_of_five(overlap, policy):
     """Exact enumeration of every tree and every verdict: the law of the next tokens is p to 1e-12."""
     laws, text, warm = hashed_laws(1, 6), (0, 5, 1), Sampling(1.0)

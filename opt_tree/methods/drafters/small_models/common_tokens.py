@@ -39,7 +39,6 @@ class CommonTokens:
         self.pairs |= _paired_marks(target, drafter, self.target, self.drafter)
         self._most = max(map(len, self._ids), default=0)
         self._raw = drafter.backend_tokenizer  # type: ignore[attr-defined]
-        self._raw.encode_special_tokens = True  # a text that spells a mark's name is no mark
         first = drafter("a").input_ids[:1]
         self.first = first if first == [drafter.bos_token_id] else []
         """What the drafter's texts begin with."""
@@ -80,6 +79,7 @@ class CommonTokens:
 
     def _behind(self, before: str, run: str, data: bytes) -> list[int] | None:
         """Return the last ids of `before` and a run whose bytes are the run's; None where no such ids are."""
+        self._raw.encode_special_tokens = True  # a text that spells a mark's name is no mark
         ids = self._raw.encode(before + run, add_special_tokens=False).ids
         texts = [self.drafter.plain.get(index, b"") for index in ids]
         left, place = sum(map(len, texts)) - len(data), 0
