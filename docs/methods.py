@@ -170,6 +170,7 @@ DIFFERS = {
     "eesd_beta": "as `beta` and `exit`",
     "exit": "reads through the target's output layer, where by reports the paper's exit trains one of its own",
     "khisti": "the linear programme settles 5 tokens",
+    "lm": "with another tokenizer TLI by bytes (2502.05202: abstract, others' reports, the code of transformers)",
     "parallelspec": "what stands for a mask's feature is ours",
     "parallelspec_eagle": "as `parallelspec`",
     "parallelspec_medusa": "as `parallelspec`: its head reads EAGLE's pairs, the paper's for Medusa was not read",

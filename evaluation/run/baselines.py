@@ -16,7 +16,6 @@ from evaluation.timing import Method, Timed
 from opt_tree import CausalLMDrafter, Decoder, Drafter, Generation, Pair, Sampling
 from opt_tree.grow import Asking
 from opt_tree.methods.drafters.small_models.chain_lm import ChainLMDrafter
-from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.stop import StopRule
 
 LOOKUP = 10
@@ -99,9 +98,10 @@ def assistant_of(drafter: Drafter) -> PreTrainedModel | None:
 
     None for a trimmed one, too: its logits are of a part of the vocabulary, which transformers would not know.
     """
-    if isinstance(drafter.bare, TrimmedDrafter):
+    bare = drafter.bare
+    if not isinstance(bare, CausalLMDrafter | ChainLMDrafter) or getattr(bare, "tokens", None) is not None:
         return None
-    return drafter.bare.lm.model if isinstance(drafter.bare, CausalLMDrafter | ChainLMDrafter) else None
+    return bare.lm.model
 
 
 def transformers_batch(

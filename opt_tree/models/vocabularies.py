@@ -2,6 +2,7 @@
 
 A family's models often differ behind a common vocabulary: one was trained on with tokens added to it, another has none
 of them, or others. Such a pair is exact by any verifier as long as nothing is drafted but ids that mean the same.
+Vocabularies of two families are compared by bytes (`token_bytes.py`).
 """
 
 import warnings
@@ -34,28 +35,28 @@ def check_same_tokenizer(
     )
 
 
+def same_tokens(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> bool:
+    """Whether ids that both have are the same tokens, but for added ones: one vocabulary, or a family's."""
+    ours, theirs = (_names(tokenizer) for tokenizer in (target, drafter))
+    added = {index for each in (target, drafter) for index in each.get_added_vocab().values()}
+    both = ours.keys() & theirs.keys()
+    same = sum(ours[index] == theirs[index] for index in both)
+    return bool(same) and all(ours[index] == theirs[index] for index in both - added)
+
+
 def shared_ids(
     target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase, target_name: str, drafter_name: str
 ) -> Int[Tensor, " ids"] | None:
     """Return the ids that both give to the same token, in rising order; None where all are.
 
-    An id that only one of them names, or that each gives to an added token of its own, is shared by none. Raises
-    CheckpointError where an id is another token of the vocabulary proper: then they are other tokenizers. A warning
-    tells of a draft model that lacks much of what the target may write.
+    An id that only one of them names, or that each gives to an added token of its own, is shared by none. A warning
+    tells of a draft model that lacks much of what the target may write. For tokenizers of one family: see
+    `same_tokens`.
     """
     ours, theirs = (_names(tokenizer) for tokenizer in (target, drafter))
     if ours == theirs:
         return None
-    added = {index for each in (target, drafter) for index in each.get_added_vocab().values()}
-    both = sorted(ours.keys() & theirs.keys())
-    shared = [index for index in both if ours[index] == theirs[index]]
-    other = [index for index in both if ours[index] != theirs[index] and index not in added]
-    if other or not shared:
-        such = "".join(f" (such as {index}: {ours[index]!r} and {theirs[index]!r})" for index in other[:1])
-        raise CheckpointError(
-            f"different tokenizers: {len(other)} of the {counted(len(both), 'id')} that both have stand for one token "
-            f"in {target_name} and for another one in {drafter_name}{such}; a drafter must share its target's tokenizer"
-        )
+    shared = [index for index in sorted(ours.keys() & theirs.keys()) if ours[index] == theirs[index]]
     if (missing := len(ours) - len(shared)) > _FEW * len(ours):
         warnings.warn(
             f"{drafter_name} lacks {missing} of the {len(ours)} tokens of {target_name}: they are never drafted, and "

@@ -142,7 +142,7 @@ def _spec(target: str, named: str | None) -> str:
         return spec
     raise CheckpointError(
         f"no drafter named, and none belongs to {target}: name one, drafter='ngram' (learns from the text, needs "
-        "no file), 'lm:PATH' (a small model with the same tokenizer), 'eagle:PATH' (a head trained for it)"
+        "no file), 'lm:PATH' (a small model), 'eagle:PATH' (a head trained for it)"
     )
 
 

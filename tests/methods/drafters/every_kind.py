@@ -10,6 +10,7 @@ from methods.drafters.test_blocks import block_of, dspark_of
 from methods.drafters.test_eagle3 import KNOWN, tiny_head3
 from methods.drafters.test_early_exit import deep, exit_of
 from methods.drafters.test_one_pass import medusa
+from methods.drafters.test_other_vocabulary import unlike
 from methods.drafters.test_parallel_spec import drafter_of as parallel_spec
 from methods.drafters.test_store import documents
 from tiny_models import VOCAB, prompt, tiny_drafter, tiny_head
@@ -60,6 +61,7 @@ Make = Callable[[Any], Drafter]
 MAKERS: dict[str, Make] = {
     "lm": small,
     "lm, path by path": lambda target: ChainLMDrafter(ChainLM(tiny_drafter("llama")), VOCAB),
+    "lm, of another tokenizer": unlike,
     "eagle": lambda target: head(target).calibrated(0.7),
     "eagle3": lambda target: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 2)),
     "exit": lambda target: EarlyExit(exit_of(target), target),

@@ -1,13 +1,12 @@
 """A family's models with tokens added behind the vocabulary: ids that mean the same are drafted, others never."""
 
 import copy
-import json
 
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, VOCAB, build, perturbed, prompt, tiny_tokenizer
 
-from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_pair
+from opt_tree import Decoder, OptTree, Sampling, Static, load_pair
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.methods.policies.sampled import Sampled
@@ -18,7 +17,7 @@ from opt_tree.verify import match
 FP64 = {"dtype": "float64", "device": "cpu"}
 
 
-def save(folder, added, size, seed=0, change=None):
+def save(folder, added, size, seed=0):
     """A model whose tokenizer has some tokens behind the common ones; of these it thinks most."""
     config = ARCHITECTURES["llama"]()
     config.vocab_size = size
@@ -33,8 +32,6 @@ def save(folder, added, size, seed=0, change=None):
     tokenizer = copy.deepcopy(tiny_tokenizer())
     for token in added:
         tokenizer.add_special_tokens({"additional_special_tokens": [token]}, replace_extra_special_tokens=False)
-    if change:
-        change(tokenizer)
     (perturbed(model, 0.03) if seed else model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -79,17 +76,4 @@ def test_a_draft_model_that_lacks_much_is_told_of(tmp_path):
     target = save(tmp_path / "target", ("<tool>", "</tool>"), VOCAB + 3)
     draft = save(tmp_path / "draft", (), VOCAB)
     with pytest.warns(UserWarning, match=rf"draft lacks 2 of the {VOCAB + 2} tokens of .*target: they are never draft"):
-        load_pair(target, f"lm:{draft}", **FP64)
-
-
-def test_an_id_of_another_token_is_refused_with_both(tmp_path):
-    def swap(tokenizer):
-        content = json.loads(tokenizer.backend_tokenizer.to_str())
-        vocab = content["model"]["vocab"]
-        vocab["ab"], vocab["ac"] = vocab["ac"], vocab["ab"]
-        tokenizer._tokenizer = tokenizer.backend_tokenizer.from_str(json.dumps(content))
-
-    target = save(tmp_path / "target", ("<tool>",), VOCAB + 3)
-    draft = save(tmp_path / "draft", (), VOCAB, change=swap)
-    with pytest.raises(CheckpointError, match=rf"2 of the {VOCAB} ids that both have .*such as 1: 'ab' and 'ac'"):
         load_pair(target, f"lm:{draft}", **FP64)
