@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,6 +147,29 @@ def test_several_prompts_as_texts_or_tokens_are_choices_of_one_answer(running):
         both = running.ask(prompt=prompt, **fields).json()
         assert [choice | {"index": 0} for choice in both["choices"]] == [one["choices"][0], other["choices"][0]]
         assert both["usage"]["steps"] == one["usage"]["steps"] + other["usage"]["steps"]
+
+
+def test_an_echo_has_what_the_model_says_of_the_prompt(running):
+    pair, text = running.service.pair, "The king went to the"
+    ids = pair.tokenizer(text).input_ids
+    with torch.inference_mode():
+        logits = pair.target.model(torch.tensor([ids])).logits[0, :-1]
+    expected = logits.log_softmax(-1)
+    [choice] = running.ask(prompt=text, max_tokens=2, temperature=0, echo=True, logprobs=1).json()["choices"]
+    told = choice["logprobs"]
+    assert choice["text"].startswith(text) and len(told["tokens"]) == len(ids) + 2 == len(told["text_offset"])
+    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+    places = torch.arange(len(ids) - 1)
+    own = expected[places, torch.tensor(ids[1:])].tolist()
+    assert told["token_logprobs"][1 : len(ids)] == pytest.approx(own, abs=1e-4)
+    best = [max(top.values()) for top in told["top_logprobs"][1 : len(ids)]]
+    assert best == pytest.approx(expected.amax(-1).tolist(), abs=1e-4)
+    plain = running.ask(prompt=text, max_tokens=2, temperature=0).json()["choices"][0]["text"]
+    for more in ({}, {"logprobs": 0}):
+        assert (
+            running.ask(prompt=text, max_tokens=2, temperature=0, echo=True, **more).json()["choices"][0]["text"]
+            == text + plain
+        )
 
 
 def test_without_a_seed_each_answer_has_one_that_gives_it_again(running):

@@ -46,6 +46,11 @@ class Part:
     """Of each place, the likeliest tokens, where they are asked for; else none."""
 
 
+@dataclass(frozen=True)
+class Read(Part):
+    """What the target says of a prompt's tokens, before the first part: of all but the first token of it."""
+
+
 @dataclass(eq=False)
 class Job:
     """One text that is asked for."""
@@ -60,6 +65,8 @@ class Job:
     policy: TreePolicy
     likeliest: int | None = None
     """How many of the likeliest tokens are told at each place; None: no log-probabilities at all."""
+    echo: bool = False
+    """Whether the prompt is told of, too."""
     tell: Callable[[Part | Generation | Exception], None] = print
     """Told each part, then the generation; or an error. Called in the engine's thread."""
     gone: bool = False
@@ -184,6 +191,8 @@ class Engine:
         try:
             decoder = Decoder(target, None if job.drafter is None else drafters[job.drafter], job.policy)
             decoder.lanes = len(self._lanes)
+            if job.echo:
+                job.tell((yield from _read(target, job)))
             stream = _Stream(job, recorder)
             prompt, most, sampling, stop, seed = job.prompt, job.max_new_tokens, job.sampling, job.stop, job.seed
             job.tell((yield from decoder.answer(prompt, most, sampling, stop, stream, seed, log_probs=recorder)))
@@ -197,3 +206,15 @@ class Engine:
         finally:
             with self._changed:
                 self._live.discard(job)
+
+
+def _read(target: Target, job: Job) -> Asking[Read]:
+    """Ask the target about a prompt's own tokens, where somebody wants to know."""
+    if job.likeliest is None or len(job.prompt) == 1:
+        return Read(job.prompt, [], [])
+    target.reset()
+    logits = (yield target.text(job.prompt[:-1], all_logits=True)).logits
+    recorder = Recorder(job.likeliest)
+    recorder.add(logits, logits, list(range(len(logits))), job.prompt[1:])
+    own, top = recorder.told(len(logits))
+    return Read(job.prompt, own, top or [])

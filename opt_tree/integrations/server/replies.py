@@ -11,8 +11,8 @@ from itertools import accumulate
 from typing import Any
 
 from opt_tree.generation import Generation
-from opt_tree.integrations.server.answer_text import AnswerText
-from opt_tree.integrations.server.engine import Job, Part
+from opt_tree.integrations.server.answer_text import AnswerText, decoded
+from opt_tree.integrations.server.engine import Job, Part, Read
 from opt_tree.integrations.server.requests import Refused
 from opt_tree.integrations.server.service import Service
 
@@ -41,6 +41,8 @@ class Choice:
     def __post_init__(self) -> None:
         self._text = AnswerText(self.service.tokenizer, tuple(self.job.stop.strings), self.job.stop.tokens or ())
         self._offset = 0
+        self._echo = ""
+        """The prompt, where it is a part of the answer."""
 
     def take(self, told: Part | Generation) -> Json | None:
         """Take in what the engine tells; return what of it goes into a stream, None where nothing does."""
@@ -48,9 +50,14 @@ class Choice:
             self.generation = told
             rest = self._text.end(told.finish_reason == "stop_string")
             return self._piece(rest, [], self.finish)
-        new = self._text.add(told.tokens)
         likeliest = told.top_log_probs or [{}] * len(told.log_probs)
-        places = [self._place(*one) for one in zip(told.tokens, told.log_probs, likeliest, strict=False)]
+        if isinstance(told, Read):
+            self._echo = new = decoded(self.service.tokenizer, told.tokens)
+            tokens = told.tokens[1:]
+            places = [self._token(told.tokens[0], None) | {"top_logprobs": None}] * (self.job.likeliest is not None)
+        else:
+            new, tokens, places = self._text.add(told.tokens), told.tokens, []
+        places += [self._place(*one) for one in zip(tokens, told.log_probs, likeliest, strict=False)]
         piece = self._piece(new, places, None) if new or places else None
         self.log_probs += places
         self._offset += sum(len(place["token"]) for place in places)
@@ -65,7 +72,7 @@ class Choice:
     def whole(self) -> Json:
         """The answer when it is over."""
         content = {"role": "assistant", "content": self._text.text, "refusal": None}
-        told: Json = {"message": content} if self.chat else {"text": self._text.text}
+        told: Json = {"message": content} if self.chat else {"text": self._echo + self._text.text}
         return {
             "index": self.index,
             **told,
@@ -81,7 +88,7 @@ class Choice:
         top = [self._token(*one) for one in likeliest.items()]
         return self._token(token, log_prob) | {"top_logprobs": top}
 
-    def _token(self, token: int, log_prob: float) -> Json:
+    def _token(self, token: int, log_prob: float | None) -> Json:
         text = str(self.service.tokenizer.decode([token], clean_up_tokenization_spaces=False))
         # A token may be a part of a character: its bytes are not told then.
         return {"token": text, "logprob": log_prob, "bytes": None if "\ufffd" in text else [*text.encode()]}
@@ -96,7 +103,10 @@ class Choice:
         return {
             "tokens": tokens,
             "token_logprobs": [place["logprob"] for place in places],
-            "top_logprobs": [{one["token"]: one["logprob"] for one in place["top_logprobs"]} for place in places],
+            "top_logprobs": [
+                None if (top := place["top_logprobs"]) is None else {one["token"]: one["logprob"] for one in top}
+                for place in places
+            ],
             "text_offset": [*accumulate(map(len, tokens), initial=offset)][:-1],
         }
 

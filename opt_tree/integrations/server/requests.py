@@ -146,7 +146,7 @@ class Completion(Asked):
 
     prompt: Text | Tokens | Annotated[list[Text] | list[Tokens], Field(min_length=1)]
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    echo: Annotated[Any, only(False, None)] = False
+    echo: bool | None = None
     best_of: Annotated[Any, only(1, None)] = 1
     suffix: Annotated[Any, only(None)] = None
 

@@ -59,12 +59,13 @@ class Service:
         temperature, top_p = (1.0 if one is None else one for one in (asked.temperature, asked.top_p))
         stop = replace(self.pair.stop, strings=asked.stops, tokenizer=self.pair.tokenizer)
         seed = random.randrange(2**31) if asked.seed is None else asked.seed
+        echo = isinstance(asked, Completion) and bool(asked.echo)
         found = []
         try:
             sampling = Sampling(temperature, top_p)
             for prompt in self._prompts(asked):
                 most = self._new_tokens(asked, check_prompt(prompt, self.pair.target))
-                found.append(Job(prompt, most, sampling, stop, seed, drafter, policy, asked.likeliest))
+                found.append(Job(prompt, most, sampling, stop, seed, drafter, policy, asked.likeliest, echo))
         except (ValueError, TypeError) as error:
             raise Refused(400, str(error)) from error
         return found
