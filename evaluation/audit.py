@@ -49,10 +49,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from evaluation.answers.reading import AnswerSet
 from evaluation.command_line import print_json
-from evaluation.divergence import Explainer
-from evaluation.exactness import read_tokens, report
+from evaluation.exactness import AnswerSet, Explainer, read_tokens, report, texts_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import load_set, select
 from evaluation.run import models
@@ -85,14 +83,10 @@ class Auditor:
     def audit(self, name: str, texts: Sequence[Written]) -> dict[str, Any]:
         """Compare an engine's texts with those written here, and print what came of it; return the figures."""
         found = [self._pair_of(one) for one in tqdm(texts, desc="decoding plainly", disable=None)]
+        both = zip(*found, strict=True) if found else ((), ())
+        keys, prompts = [text.key for text in texts], [text.prompt for text in texts]
         theirs, ours = (
-            AnswerSet(
-                Path(of),
-                [_record(text, pair[side]) for text, pair in zip(texts, found, strict=True)],
-                failed=[],
-                header=None,
-            )
-            for side, of in enumerate((name, "here"))
+            texts_of(of, zip(keys, prompts, own, strict=True)) for of, own in zip((name, "here"), both, strict=True)
         )
         print(f"{name} (a), and plain decoding in float32 here (b)")
         return report(theirs, ours, lambda: self.pair, self.explainer)
@@ -139,11 +133,6 @@ class Auditor:
             text = str(self.pair.tokenizer.decode([token], clean_up_tokenization_spaces=False))
             found.setdefault(text, []).append(token)
         return found
-
-
-def _record(text: Written, tokens: list[int]) -> dict[str, Any]:
-    choice = {"index": 0, "turns": [""], "prompt_ids": [text.prompt], "token_ids": [tokens]}
-    return {"question_id": text.key, "choices": [choice]}
 
 
 def from_file(path: str) -> dict[str, list[Written]]:

@@ -31,8 +31,9 @@ if __name__ == "__main__":
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +54,15 @@ def read_tokens(path: str) -> AnswerSet:
     """Read an answer file. Raises ValueError unless its answers are there as token ids."""
     why = "only answer files of this project's commands can be judged, text does not tell which tokens made it"
     return AnswerSet.read(path).require(("prompt_ids", "token_ids"), why)
+
+
+def texts_of(name: str, texts: Iterable[tuple[int | str, list[int], list[int]]]) -> AnswerSet:
+    """Texts that no answer file holds, as one that can be judged: of each its key, its prompt and its tokens."""
+    answers = [
+        {"question_id": key, "choices": [{"index": 0, "turns": [""], "prompt_ids": [prompt], "token_ids": [tokens]}]}
+        for key, prompt, tokens in texts
+    ]
+    return AnswerSet(Path(name), answers, failed=[], header=None)
 
 
 @dataclass(frozen=True)
