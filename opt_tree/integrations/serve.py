@@ -56,7 +56,6 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     sys.exit(main())
 
-import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -65,6 +64,7 @@ from opt_tree.models.compiling import compile_forwards
 from opt_tree.models.known import KNOWN
 from opt_tree.models.named import drafter_of
 from opt_tree.opt import OptTree
+from opt_tree.system.command_line import check_port
 from opt_tree.tools.pair import load_pair
 
 if TYPE_CHECKING:
@@ -83,16 +83,6 @@ def serve(model: str, drafters: list[str], options: Options) -> None:
     from opt_tree.integrations.server.app import new_app
 
     uvicorn.run(new_app(service_of(model, drafters, options)), host=options.host, port=options.port)
-
-
-def check_port(host: str, port: int) -> None:
-    """Raise ValueError where nothing can be served: before minutes of loading."""
-    try:
-        with socket.create_server((host, port)):
-            pass
-    except (OSError, OverflowError) as error:  # the second: no port has this number
-        why = getattr(error, "strerror", error)
-        raise ValueError(f"cannot serve at {host}:{port}: {why}; --port names another") from None
 
 
 def service_of(model: str, drafters: list[str], options: Options) -> "Service":
