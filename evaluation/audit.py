@@ -94,7 +94,7 @@ class Auditor:
     def _pair_of(self, text: Written) -> tuple[list[int], list[int]]:
         """The ids of an engine's text, as far as it is judged, and those that are written here."""
         told = list(text.tokens)
-        if text.ended and not (told and self._ends & {*self._ids(told[-1])}):
+        if text.ended and self._ends and not (told and self._ends & {*self._ids(told[-1])}):
             told.append(self._end)
         ours = self._plain.generate(text.prompt, len(told), stop=self.pair.stop).tokens if told else []
         theirs: list[int] = []
@@ -119,10 +119,10 @@ class Auditor:
 
     def _ids(self, shown: int | str) -> Sequence[int]:
         """The tokens that an engine may mean."""
+        if isinstance(shown, str) and (named := re.fullmatch(r"token_id:(\d+)", shown)):
+            shown = int(named[1])  # vLLM's return_tokens_as_token_ids
         if isinstance(shown, int):
-            return [shown]
-        if named := re.fullmatch(r"token_id:(\d+)", shown):  # vLLM's return_tokens_as_token_ids
-            return [int(named[1])]
+            return [shown] if 0 <= shown < self.pair.target.vocab else ()
         return self._by_text.get(shown, ())
 
     @cached_property

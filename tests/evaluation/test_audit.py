@@ -83,6 +83,8 @@ def test_an_end_may_be_left_out_and_an_early_one_is_found(pair, auditor, plain):
     assert auditor.audit("a limit of none", [audit.Written(0, ids, [])])["equal"] == 1
     figures = auditor.audit("ended", [audit.Written(0, ids, tokens[:7], ended=True)])
     assert figures["divergences"][0]["position"] == 7 and figures["divergences"][0]["tokens"] == (end, tokens[7])
+    with pytest.raises(ValueError, match="shows a token as 99, which no token is here"):
+        auditor.audit("of another model", [audit.Written(0, ids, [99])])
     whole = [text for text in plain if text[1][-1] in pair.stop.tokens]
     for ids, tokens in whole:
         assert auditor.audit("no end told", [audit.Written(0, ids, tokens[:-1], ended=True)])["equal"] == 1

@@ -208,12 +208,18 @@ def test_what_cannot_be_had_is_refused_by_its_name(running, field):
     assert error["message"].startswith(why) and "\n" not in error["message"]
 
 
+def test_a_tree_that_there_is_not_is_told_before_anybody_asks():
+    with pytest.raises(ValueError, match="the server's own tree: no policy is called 'opd'; there are binary,"):
+        service_of("demo", ["ngram"], Options(dtype="float32", lanes=1, policy="opd"))
+
+
 def test_what_is_too_long_is_refused(running):
     room = running.service.pair.target.max_context
     answer = running.ask(prompt=[5] * (room - 10), max_tokens=20)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert f"{room - 10} tokens and 20 new ones are more than {room}" in answer.json()["error"]["message"]
     assert running.ask(prompt=[5, 1 << 20]).status_code == 400
+    assert "6 prompts are more than the 5 that" in running.ask(prompt=["Hello!"] * 6).json()["error"]["message"]
     assert running.ask(prompt="x" * app.BODY).status_code == 413
     assert running.client.post("/v1/completions", content=b"{").status_code == 400
     assert running.client.get("/v1/engines").json()["error"]["message"] == "Not Found"

@@ -73,7 +73,7 @@ def _described(service: Service) -> Json:
         "tree": limits.tree.model_dump(),
         "max_nodes": limits.nodes,
         "max_new_tokens": limits.new_tokens,
-        "context": limits.context,
+        "context": service.context,
         "under_way": service.engine.open,
     }
     return {"id": service.name, "object": "model", "created": int(time.time()), "owned_by": "opt_tree", "opt_tree": own}

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
@@ -81,7 +81,6 @@ class _Stream:
     recorder: Recorder | None
     told: int | None = None
     """How many tokens were told of; None: not even the prompt was."""
-    before: list[int] = field(default_factory=list)
 
     def put(self, tokens: Tensor) -> None:
         if self.job.gone:

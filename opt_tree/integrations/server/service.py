@@ -49,13 +49,18 @@ class Service:
         self.name, self.pair, self.drafters, self.engine, self.limits = name, pair, drafters, engine, limits
         # The engine's thread looks for stop strings with the pair's; nobody else uses this one.
         self.tokenizer = copy.deepcopy(pair.tokenizer)
-        self._room = min(limits.context, pair.target.max_context)
+        self.context = min(limits.context, pair.target.max_context)
+        """Tokens of a prompt and its answer together, at most."""
+        try:
+            self._drafting(None, Tree())
+        except Refused as refused:
+            raise ValueError(f"the server's own tree: {refused}") from refused
 
     def jobs(self, asked: Asked) -> list[Job]:
         """The texts that a request asks for, one for each prompt. Raises Refused for what cannot be had."""
         if asked.model != self.name:
             raise Refused(404, f"no model is called {asked.model!r} here; there is {self.name!r}", "model")
-        drafter, policy = self._drafting(asked)
+        drafter, policy = self._drafting(asked.drafter, asked.tree or Tree())
         temperature, top_p = (1.0 if one is None else one for one in (asked.temperature, asked.top_p))
         stop = replace(self.pair.stop, strings=asked.stops, tokenizer=self.pair.tokenizer)
         seed = random.randrange(2**31) if asked.seed is None else asked.seed
@@ -68,6 +73,8 @@ class Service:
                 found.append(Job(prompt, most, sampling, stop, seed, drafter, policy, asked.likeliest, echo))
         except (ValueError, TypeError) as error:
             raise Refused(400, str(error)) from error
+        if len(found) > self.engine.most:
+            raise Refused(400, f"{len(found)} prompts are more than the {self.engine.most} that wait at most", "prompt")
         return found
 
     def _prompts(self, asked: Asked) -> list[list[int]]:
@@ -81,23 +88,23 @@ class Service:
 
     def _new_tokens(self, asked: Asked, prompt: list[int]) -> int:
         """How many new tokens a text may have. Raises Refused where there is no room for as many as are asked for."""
-        room, most = self._room - len(prompt), asked.most
+        room, most = self.context - len(prompt), asked.most
         if most is None and room > 0:
             return min(room, self.limits.new_tokens if isinstance(asked, Chat) else SHORT)
         if most is not None and most > self.limits.new_tokens:
             raise Refused(400, f"max_tokens is {most}, at most {self.limits.new_tokens} are served", "max_tokens")
         if most is None or most > room:
             wanted = f"a prompt of {len(prompt)} tokens and {most or 1} new ones"
-            raise Refused(400, f"{wanted} are more than {self._room}", code="context_length_exceeded")
+            raise Refused(400, f"{wanted} are more than {self.context}", code="context_length_exceeded")
         return most
 
-    def _drafting(self, asked: Asked) -> tuple[str | None, TreePolicy]:
+    def _drafting(self, named: str | None, tree: Tree) -> tuple[str | None, TreePolicy]:
         """The drafter's name and the tree policy; None: decoded plainly."""
-        drafter = next(iter(self.drafters)) if asked.drafter is None else asked.drafter
+        drafter = next(iter(self.drafters)) if named is None else named
         if drafter not in self.drafters:
             there = ", ".join(map(repr, self.drafters))
             raise Refused(400, f"no drafter {drafter!r} was loaded; there is {there}", "drafter")
-        tree, usual = asked.tree or Tree(), self.limits.tree
+        usual = self.limits.tree
         if tree.nodes is not None and tree.nodes > self.limits.nodes:
             raise Refused(400, f"tree.nodes is {tree.nodes}, at most {self.limits.nodes} are served", "tree.nodes")
         nodes = usual.nodes if tree.nodes is None else tree.nodes
