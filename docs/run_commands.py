@@ -36,6 +36,7 @@ LEFT_OUT = {
     r"accelerate launch": "starts several machines",
     r"-m pytest": "the test suite, which is run by itself",
     r"examples\.chat": "serves until it is stopped; tests/test_chat.py opens it in a browser",
+    r"^opt-tree serve|evaluation\.audit": "a server until it is stopped, and others' texts; tests run both",
     r"--tasks TASKS": "tasks are one's own choice; tests/integrations/test_other_doors.py runs one",
     r"mt_bench|mt\.jsonl|speed_bench": "a question set of other people's, which is fetched first; an hour",
     r"opt_tree\.training\.": "names files that training wrote before; hours",

@@ -73,7 +73,7 @@ class Explainer:
     def __init__(self, target: AnyLM) -> None:
         self.target = target
         self.exact_dtype = torch.float32 if target.dtype in (torch.float16, torch.bfloat16) else torch.float64
-        self._exact = copy.deepcopy(target.model).to(self.exact_dtype)
+        self.exact = copy.deepcopy(target.model).to(self.exact_dtype)
 
     def explain(
         self,
@@ -97,7 +97,7 @@ class Explainer:
             return Divergence(position, (one, other), "different length", why)
         pair = (one, other)
         rest = [*context, *tokens_a[:position]]
-        rows = {EXACT: self._exact_row(rest), **self._own_rows(rest, len(context) - 1)}
+        rows = {EXACT: self.exact_row(rest), **self._own_rows(rest, len(context) - 1)}
         root = Tree(np.array([rest[-1]]), np.array([-1]), np.zeros(1), np.array([0]))
         scores = {name: sampling.process(row[None], root, rest) for name, row in rows.items()}
         if not sampling.greedy:
@@ -105,10 +105,10 @@ class Explainer:
         return _verdict(position, pair, scores, str(self.target.dtype).removeprefix("torch."))
 
     @torch.inference_mode()
-    def _exact_row(self, tokens: list[int]) -> Float[Tensor, " vocab"]:
+    def exact_row(self, tokens: list[int]) -> Float[Tensor, " vocab"]:
         """Logits behind `tokens` by the exact copy: one causal forward without cache, mask or positions of ours."""
         ids = torch.tensor([tokens], device=self.target.device)
-        return self._exact(input_ids=ids, use_cache=False).logits[0, -1]
+        return self.exact(input_ids=ids, use_cache=False).logits[0, -1]
 
     @torch.inference_mode()
     def _own_rows(self, tokens: list[int], prefilled: int) -> dict[str, Float[Tensor, " vocab"]]:

@@ -31,7 +31,10 @@ if __name__ == "__main__":
 
 import argparse
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -51,6 +54,15 @@ def read_tokens(path: str) -> AnswerSet:
     """Read an answer file. Raises ValueError unless its answers are there as token ids."""
     why = "only answer files of this project's commands can be judged, text does not tell which tokens made it"
     return AnswerSet.read(path).require(("prompt_ids", "token_ids"), why)
+
+
+def texts_of(name: str, texts: Iterable[tuple[int | str, list[int], list[int]]]) -> AnswerSet:
+    """Texts that no answer file holds, as one that can be judged: of each its key, its prompt and its tokens."""
+    answers = [
+        {"question_id": key, "choices": [{"index": 0, "turns": [""], "prompt_ids": [prompt], "token_ids": [tokens]}]}
+        for key, prompt, tokens in texts
+    ]
+    return AnswerSet(Path(name), answers, failed=[], header=None)
 
 
 @dataclass(frozen=True)
@@ -171,13 +183,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.b is None:
         raise ValueError(f"{arguments.a} and what? Name another answer file, or --certify")
     a, b = read_tokens(arguments.a), read_tokens(arguments.b)
+    figures = report(a, b, lambda: load_target(a, b, arguments))
+    print_json(arguments.json, figures)
+    return 1 if figures["verdicts"].get("defect") else 0
+
+
+def report(a: AnswerSet, b: AnswerSet, load: Callable[[], Pair], explainer: Explainer | None = None) -> dict[str, Any]:
+    """Print what differs between two sets, and why; return the figures. The target is loaded where something does."""
     count, found = differences(a, b)
     if not count:
         raise ValueError(f"{a.path} and {b.path} have no question in common")
     judged: list[tuple[DifferentTurn, Divergence]] = []
     if found:
-        pair = load_target(a, b, arguments)
-        explainer = Explainer(pair.target)
+        pair = load()
+        explainer = explainer or Explainer(pair.target)
         judged = [(one, judge(explainer, a, b, one)) for one in tqdm(found, desc="judging", disable=None)]
         print(models.made_of(pair) or f"target {pair.target.name}", f"in {_plain(pair.target.dtype)},", end=" ")
         print(f"exact logits in {_plain(explainer.exact_dtype)}")
@@ -192,9 +211,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print("".join(f"; {number} {verdict}" for verdict, number in verdicts.most_common()))
     listed = [{"question_id": d.question, "choice": d.choice, "turn": d.turn, **asdict(v)} for d, v in judged]
-    figures = {"turns": count, "equal": equal, "verdicts": dict(verdicts), "divergences": listed}
-    print_json(arguments.json, figures)
-    return 1 if verdicts["defect"] else 0
+    return {"turns": count, "equal": equal, "verdicts": dict(verdicts), "divergences": listed}
 
 
 def _row(where: DifferentTurn, why: Divergence, pair: Pair) -> dict[str, Value]:

@@ -35,7 +35,6 @@ import dataclasses
 import html
 import importlib.util
 import random
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -65,7 +64,7 @@ from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
 from opt_tree.step import Step
 from opt_tree.stop import StopRule
-from opt_tree.system.command_line import no_bars_in_logs
+from opt_tree.system.command_line import check_port, no_bars_in_logs
 from opt_tree.tools.display.page import DARK, LIGHT, STYLE, answer_spans
 from opt_tree.tools.display.trees import escape
 
@@ -359,16 +358,6 @@ def load(arguments: argparse.Namespace) -> Room:
     options = DrafterOptions(pair.tokenizer)
     others = {spec: load_drafter(spec, pair.target, options) for spec in specs[1:]}
     return Room(path, pair, {specs[0]: pair.drafter, **others}, arguments.compile)
-
-
-def check_port(host: str, port: int) -> None:
-    """Raise ValueError where a page cannot be served: before minutes of loading."""
-    try:
-        with socket.create_server((host, port)):
-            pass
-    except (OSError, OverflowError) as error:  # the second: no port has this number
-        why = getattr(error, "strerror", error)
-        raise ValueError(f"cannot serve at {host}:{port}: {why}; --port names another") from None
 
 
 def serve(arguments: argparse.Namespace) -> NoReturn:

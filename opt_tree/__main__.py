@@ -15,6 +15,7 @@ COMMANDS = {
     "prove": "tools.display.prove",
     "train-drafter": "training.train_drafter",
     "lm-eval": "integrations.lm_eval_model",
+    "serve": "integrations.serve",
     "calibrate": "training.fitting.calibrate",
     "store": "training.fitting.store",
     "trim": "training.fitting.trim",

@@ -23,8 +23,9 @@ EXTRAS = {
     "extras": {"templates", "plots", "tables"},
     "integrations": {"integrations", "chat"},
     "peers": {"peers"},
+    "serve": {"serve"},
     "site": {"site"},
-    "tests": {"tests", "templates", "plots", "tables"},
+    "tests": {"tests", "templates", "plots", "tables", "serve"},
 }
 """The extras whose packages a file of requirements/ pins, besides the library's own."""
 
@@ -91,7 +92,8 @@ def test_what_the_library_imports_at_once_is_in_its_requirements() -> None:
     known = {*pinned(ROOT / "requirements" / "library.txt"), *sys.stdlib_module_names, "opt_tree"}
     foreign = {module: str(file.relative_to(ROOT)) for module, file in asked.items() if module not in known}
     # huggingface_hub comes with transformers, and tokenizers too; triton with a torch for CUDA.
-    came = {"huggingface_hub", "tokenizers", "triton", "lm_eval"}
+    # The last ones are the server's, in files that nobody imports without them.
+    came = {"huggingface_hub", "tokenizers", "triton", "lm_eval", "fastapi", "starlette", "pydantic"}
     assert foreign.keys() <= came, foreign
 
 

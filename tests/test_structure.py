@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "methods/drafters": {"core", "system", "models", "methods"},
     "methods/controllers": {"core", "models", "methods", "methods/policies", "methods/verifiers"},
     "tools": {"core", "system", "backends", "models", *{"methods", *(f"methods/{name}" for name in FAMILIES)}},
-    "integrations": {"core", "backends", "models", "methods/policies", "tools"},
+    "integrations": {"core", "system", "backends", "models", "methods/policies", "methods/drafters", "tools"},
     "training": {"core", "system", "models", *(f"methods/{name}" for name in FAMILIES), "tools"},
 }
 FLOORS = 8

@@ -176,6 +176,7 @@ def _ask(measured: Measured, running: dict[str, Process], index: int, run: Run, 
     measured.answers.append(answer)
     where = {"cores": measured.cores, "texts": measured.texts}
     line = {"peer": measured.name, **where, "prompt": index, "load_seconds": measured.load_seconds}
+    line |= {"prompt_ids": run.prompts[index], "limit": run.limit}
     with run.output.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line | answer) + "\n")
     return None

@@ -14,6 +14,7 @@ import difflib
 import io
 import pkgutil
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from types import NoneType
@@ -218,3 +219,13 @@ def at_most(options: Any, **most: int) -> None:
     for name, value in most.items():
         if (given := getattr(options, name)) is not None and given > value:
             raise ValueError(f"--{name.replace('_', '-')} must be at most {value}, got {given}")
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ValueError where nothing can be served: before minutes of loading."""
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except (OSError, OverflowError) as error:  # the second: no port has this number
+        why = getattr(error, "strerror", error)
+        raise ValueError(f"cannot serve at {host}:{port}: {why}; --port names another") from None

@@ -64,15 +64,16 @@ def _alone(forward: Forward) -> Generator[Any, Any, Output]:
 
 
 def side_by_side(
-    jobs: Iterable[Callable[[int], Asking[T]]],
+    jobs: Iterable[Callable[[int], Asking[T]] | None],
     lanes: int,
     turn: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[tuple[int, T]]:
     """Run jobs, each in a lane of its own as long as it lasts; yield each one's place and result as it ends.
 
     A job is told the number of its lane, from 0, and returns a generator of forwards; another one begins there as soon
-    as it is free. An error in one ends all, and says which it was in a note; closing the iterator ends them, too. Jobs
-    run inside a `turn`, which is over while a result is out.
+    as it is free. None in place of a job: none is there yet; the next one is asked for after a forward of those under
+    way, and while none is, there must be one or an end. An error in one ends all, and says which it was in a note;
+    closing the iterator ends them, too. Jobs run inside a `turn`, which is over while a result is out.
     """
     hub = _Hub(jobs, lanes)
     try:
@@ -90,7 +91,7 @@ def side_by_side(
 class _Hub:
     """Jobs under way and what they wait for."""
 
-    def __init__(self, jobs: Iterable[Callable[[int], Asking[Any]]], lanes: int) -> None:
+    def __init__(self, jobs: Iterable[Callable[[int], Asking[Any]] | None], lanes: int) -> None:
         self._jobs = enumerate(jobs)
         self._free = list(range(lanes))[::-1]
         self._live: dict[int, _Text] = {}
@@ -101,6 +102,8 @@ class _Hub:
         """Begin jobs while there are lanes for them; whether any is under way then."""
         while self._free and (new := next(self._jobs, None)) is not None:
             place, job = new
+            if job is None:
+                break
             lane = self._free.pop()
             self._live[lane] = _Text(place, job(lane))
             self._resume(lane, None)

@@ -5,7 +5,7 @@ Owns what a lane has of a model; `merge_tensors.py` makes the tensors. Who runs 
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
@@ -17,6 +17,8 @@ from opt_tree.backends.packed import Packed
 from opt_tree.cache import KVCache
 from opt_tree.model import Model
 from opt_tree.target import Output
+
+T = TypeVar("T")
 
 _CALL = {"cpu": 32}
 _CALL_ELSEWHERE = 128
@@ -156,6 +158,19 @@ def why_not_copied(memo: Mapping[int, Any]) -> str | None:
         if type(copied) is KVCache or (isinstance(copied, nn.Module) and id(copied) != original):
             return f"the drafter has a {type(copied).__name__} beside the models that it names"
     return None
+
+
+def in_lanes(models: Sequence[Any], parts: T, count: int, alone: str | None = None) -> tuple[list[T], str | None]:
+    """Copy what runs these models, the target first, once for each lane; or no copy, and why there is one lane only.
+
+    `alone`: why, where the caller knows it.
+    """
+    if (why := why_alone(models) or alone) is not None:
+        return [], why
+    memos = lane_memos(models, count)
+    made = [copy.deepcopy(parts, memo) for memo in memos]
+    why = why_not_copied(memos[0])
+    return ([] if why else made), why
 
 
 def lane_memos(models: Sequence[Any], count: int) -> list[dict[int, Any]]:

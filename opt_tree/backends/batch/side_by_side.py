@@ -110,29 +110,29 @@ def side_by_side(
     # As many lanes as there are jobs: a lane has a cache of its own.
     first = list(islice(jobs, min(int(width), sys.maxsize)))
     jobs, width = chain(first, jobs), max(len(first), 1)
-    models = decoder.models
     alone = decoder.drafter.alone if decoder.drafter is not None else None
-    decoders, why = [], shared_forwards.why_alone(models) or alone
-    if width > 1 and why is None:
-        memos = shared_forwards.lane_memos(models, width)
+    parts = (decoder.target, decoder.drafter, decoder.policy)
+    made: list[Any] = []
+    why = None
+    if width > 1:
         with decoder.locked():
-            decoders = [_copied(decoder, memo, width) for memo in memos]
-        why = shared_forwards.why_not_copied(memos[0])
-    if width == 1 or why is not None:
-        if width > 1:
+            made, why = shared_forwards.in_lanes(decoder.models, parts, width, alone)
+    if not made:
+        if why is not None:
             warnings.warn(f"one sequence after the other: {why}", stacklevel=2)
         for place, job in enumerate(jobs):
             with decoder.locked(), torch.inference_mode():
                 found = run(job(decoder))
             yield place, found
         return
+    decoders = [_of_parts(decoder, own, width) for own in made]
     bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
     yield from scheduler.side_by_side(bound, width, decoder.locked)
 
 
-def _copied(decoder: Decoder, memo: dict[int, Any], lanes: int) -> Decoder:
+def _of_parts(decoder: Decoder, parts: tuple[Any, Any, Any], lanes: int) -> Decoder:
     """The same decoder for one lane."""
     twin = copy.copy(decoder)
-    twin.target, twin.drafter, twin.policy = copy.deepcopy((decoder.target, decoder.drafter, decoder.policy), memo)
+    twin.target, twin.drafter, twin.policy = parts
     twin.lanes = lanes
     return twin

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server over a pair: `opt-tree serve`."""
