@@ -33,6 +33,7 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,21 +88,18 @@ class Survival:
         return cls(*map(float, found.x))
 
 
-class Surviving(DrafterAround):
-    """A drafter that says how likely each token survives below accepted ancestors. Its rows are no distributions."""
+class Reread(DrafterAround):
+    """A drafter whose probabilities are read in another way, which the bare one beside it is not told."""
 
-    def __init__(self, drafter: Drafter, survival: Survival) -> None:
+    def __init__(self, drafter: Drafter, reading: Callable[[LogProbs], LogProbs]) -> None:
         super().__init__(drafter)
-        self.survival = survival
+        self.reading = reading
 
     def root(self, context: list[int]) -> AskedDrafter:
-        return self.after(self.drafter.root(context), self._mapped)
+        return self.after(self.drafter.root(context), self.reading)
 
     def expand(self, frontier: Frontier) -> AskedDrafter:
-        return self.after(self.drafter.expand(frontier), self._mapped)
-
-    def _mapped(self, answer: LogProbs) -> LogProbs:
-        return LogProbs(self.survival(answer.values), answer.tokens)
+        return self.after(self.drafter.expand(frontier), self.reading)
 
 
 def edges(made: Generation) -> tuple[list[float], list[bool]]:
@@ -137,28 +135,14 @@ def readings(given: Material, options: Options) -> dict[str, Drafter]:
     survival = Survival.fit(np.array(log_probs), np.array(survived, float))
     temperature = likelihood.temperature()
     print(f"temperature {temperature:.3f}; {survival}, of {len(survived)} edges")
+    sharpened = Reread(drafter, lambda answer: LogProbs.of(answer.values, answer.tokens, 1 / temperature))
+    # These rows are no distributions.
+    mapped = Reread(drafter, lambda answer: LogProbs(survival(answer.values), answer.tokens))
     return {
         "bare": drafter,
-        f"temperature {temperature:.2f}": Sharpened(drafter, temperature),
-        f"survival {survival.slope:.2f}, {survival.shift:.2f}": Surviving(drafter, survival),
+        f"temperature {temperature:.2f}": sharpened,
+        f"map of slope {survival.slope:.2f}, shift {survival.shift:.2f}": mapped,
     }
-
-
-class Sharpened(DrafterAround):
-    """The drafter with its scores divided by a temperature, which the bare one beside it is not told."""
-
-    def __init__(self, drafter: Drafter, temperature: float) -> None:
-        super().__init__(drafter)
-        self.fitted = temperature
-
-    def root(self, context: list[int]) -> AskedDrafter:
-        return self.after(self.drafter.root(context), self._sharpened)
-
-    def expand(self, frontier: Frontier) -> AskedDrafter:
-        return self.after(self.drafter.expand(frontier), self._sharpened)
-
-    def _sharpened(self, answer: LogProbs) -> LogProbs:
-        return LogProbs.of(answer.values, answer.tokens, 1 / self.fitted)
 
 
 def row(name: str, nodes: int, made: list[Generation]) -> dict[str, Any]:
