@@ -6,6 +6,7 @@ Everything that a model computes goes through `Backend.forward`. Knows nothing o
 import functools
 import inspect
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -177,12 +178,11 @@ def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
     """Ask the network itself what each layer stores for a token: one through transformers' own cache."""
     weight, cache = model.get_input_embeddings().weight, DynamicCache() if cache is None else cache
     one = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-    inputs: dict[str, object] = {"input_ids": one, "position_ids": one, "use_cache": True}
-    inputs[cache_argument(type(model))] = cache
+    inputs: dict[str, Any] = {"input_ids": one, "position_ids": one, cache_argument(type(model)): cache}
     if takes(model, "features"):
         inputs["features"] = weight.new_zeros(1, 1, weight.shape[1])
     try:
-        model(**inputs)
+        model(**inputs, use_cache=True)
         none = weight.new_empty(1, 0, 1, 0)  # of a layer that keeps a state instead
         layers: list[Any] = [
             (getattr(layer, "keys", none), getattr(layer, "values", none))
@@ -195,10 +195,10 @@ def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
         ) from error
 
 
-@functools.cache
-def cache_argument(kind: type) -> str:
-    """By what name a class of modules takes a transformers cache: since transformers 5.24 it is "cache"."""
-    return "cache" if takes(kind, "cache") else "past_key_values"
+cache_argument: Callable[[Any], str] = functools.cache(
+    lambda kind: "cache" if takes(kind, "cache") else "past_key_values"
+)
+"""By what name a class of modules takes a transformers cache; "cache" since transformers 5.24."""
 
 
 def takes(model: Any, name: str) -> bool:
