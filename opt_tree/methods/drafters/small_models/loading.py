@@ -15,7 +15,12 @@ from opt_tree.models.checkpoints import check_finite, load_causal_lm, load_token
 from opt_tree.models.vocabularies import same_tokens, shared_ids
 
 
-@register("lm", about="an independent draft model, whatever its tokenizer", paper="2211.17192", part="draft")
+@register(
+    "lm",
+    about="an independent draft model; of another tokenizer, too, where the bytes of its tokens are known",
+    paper="2211.17192",
+    part="draft",
+)
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     shared, common = None, None
     if options.tokenizer is not None:
