@@ -70,6 +70,7 @@ from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.errors import one_line
 from opt_tree.models.named.places import cached
 from opt_tree.system.files import write_text
+from opt_tree.tools.on_device import on_device
 from opt_tree.tools.presets import plain
 
 Row = dict[str, Value]
@@ -168,7 +169,11 @@ def exact(place: Place) -> list[Row]:
     prompts = [pair.encode(question) for question in QUESTIONS]
     expected = [plain(here.target).generate(prompt, place.new_tokens, stop=None).tokens for prompt in prompts]
     for name in place.engines(pair):
-        for method, decoder in (("plain", plain(pair.target)), ("OPT-Tree", _trees(pair))):
+        for method, decoder in (
+            ("plain", plain(pair.target)),
+            ("OPT-Tree", _trees(pair)),
+            ("OPT-Tree on the device", on_device(_trees(pair))),
+        ):
             found = [decoder.generate(prompt, place.new_tokens, stop=None).tokens for prompt in prompts]
             equal = sum(one == other for one, other in zip(found, expected, strict=True))
             rows.append({"engine": name, "method": method, "equal texts": f"{equal} of {len(prompts)}"})
@@ -213,6 +218,12 @@ def budgets(place: Place) -> list[Row]:
         for nodes, threshold in itertools.product(sizes, (0.2, 0.05)):
             decoder = Decoder(pair.target, pair.drafter, OptTree(nodes, threshold))
             methods[f"{nodes}, {threshold}"] = InLoop(decoder, stop=pair.stop)
+        for nodes in sizes:  # steps of the host and captured whole, side by side: neither's threshold saves a forward
+            decoder = Decoder(pair.target, pair.drafter, OptTree(nodes, 0, 6))
+            device = on_device(decoder)
+            if device.why is None:
+                methods[f"{nodes}, six layers"] = InLoop(decoder, stop=pair.stop)
+                methods[f"{nodes}, six layers, one graph"] = InLoop(device, stop=pair.stop)
         theirs = transformers_methods(pair, None)["transformers"]
         with place.captured(pair):
             for prompt, method in itertools.product(prompts, methods.values()):

@@ -140,9 +140,3 @@ def described(drafter: Drafter) -> str:
     """What drafts, and how it is calibrated, for a reader of a table."""
     what = drafter.describe()
     return what if drafter.temperature == 1 else f"{what}, sharpened by temperature {drafter.temperature:.2f}"
-
-
-def settings_of(drafter: Drafter) -> dict[str, Any]:
-    """What of a drafter decides the answers, its calibration among it."""
-    own = drafter.settings
-    return own if drafter.temperature == 1 else own | {"sharpening": drafter.temperature}

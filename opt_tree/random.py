@@ -3,6 +3,7 @@
 Owns every random number of a generation. Knows nothing of trees: it draws from the distributions that it is given.
 """
 
+import functools
 from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,7 +51,6 @@ class Random:
         self._fresh = np.random.default_rng((self._seed, 1))
         self._races: dict[torch.device, torch.Generator] = {}
         self._buffer = torch.empty(0, dtype=torch.float64)
-        self._strides = torch.empty(0, dtype=torch.int64)
 
     def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
         """Draw one token a row by an exponential race. `depths`: how many tokens ahead a row's draw is.
@@ -74,12 +74,12 @@ class Random:
         integers, computed where it is needed, alike on every device. In float64, so that what the grid changes in the
         distribution is below vocab / 2^52; noise of 0 does not occur, and equal noise is as good as any other.
         """
+        return noise_from(send(self.starts(depths), device), vocab)
+
+    def starts(self, depths: Int[np.ndarray, " depths"]) -> Int[np.ndarray, " depths"]:
+        """The state that the noise begins with, `depths` tokens ahead (`noise_from`)."""
         seeds = [np.random.SeedSequence(self._seed, spawn_key=(self._position + depth,)) for depth in depths.tolist()]
-        starts = np.concatenate([seed.generate_state(1, np.uint64) for seed in seeds]).view(np.int64)
-        if self._strides.device != device or len(self._strides) < vocab:
-            self._strides = torch.arange(1, vocab + 1, device=device) * _GAMMA
-        states = send(starts, device)[:, None] + self._strides[:vocab]
-        return torch.from_numpy(_exponential(states.numpy())) if on_host(states) else _exponential(states)
+        return np.array([seed.generate_state(1, np.uint64)[0] for seed in seeds], dtype=np.uint64).view(np.int64)
 
     def advance(self, tokens: int) -> None:
         """`tokens` more tokens are committed: their noise is spent, looked at or not."""
@@ -107,8 +107,7 @@ class Random:
         the whole vocabulary, so that what is drawn does not depend on which impossible tokens were left out.
         """
         if probs.device not in self._races:
-            seed = int(self._fresh.integers(2**63))
-            self._races[probs.device] = torch.Generator(probs.device).manual_seed(seed)
+            self._races[probs.device] = torch.Generator(probs.device).manual_seed(int(self._fresh.integers(2**63)))
         noise = self._room(len(probs), probs.shape[1] if among is None else among.vocab, probs.device)
         noise.exponential_(generator=self._races[probs.device])
         if among is not None:
@@ -122,13 +121,9 @@ class Random:
         return self._buffer[: rows * columns].view(rows, columns)
 
 
-def _signed(word: int) -> int:
-    return word - (word >> 63 << 64)
-
-
-# Of SplitMix64: the step from state to state (the golden ratio's), and the factors of its output (Stafford's mix 13).
-_GAMMA = _signed(0x9E3779B97F4A7C15)
-_FACTORS = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+# Of SplitMix64, as signed words: the step from state to state (the golden ratio's), and its output's factors.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_FACTORS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 Words = TypeVar("Words", Tensor, np.ndarray)
 
 
@@ -143,6 +138,17 @@ def _mix(states: Words) -> Words:
     states *= _FACTORS[1]
     states ^= (states >> 31) & (1 << 33) - 1
     return states
+
+
+@functools.cache
+def _strides(vocab: int, device: torch.device) -> Int[Tensor, " vocab"]:
+    return torch.arange(1, vocab + 1, device=device) * _GAMMA
+
+
+def noise_from(starts: Int[Tensor, " depths"], vocab: int) -> Float[Tensor, "depths vocab"]:
+    """The noise of every token behind each start: see `Random.noise`."""
+    states = starts[:, None] + _strides(vocab, starts.device)
+    return torch.from_numpy(_exponential(states.numpy())) if on_host(states) else _exponential(states)
 
 
 def _exponential(states: Words) -> Words:

@@ -18,7 +18,7 @@ from evaluation.run.options import Asked, Models, Options
 from evaluation.timing import Method, Timed
 from opt_tree import Decoder, Pair, Sampling, Static, TreePolicy, load_pair, make_canonical
 from opt_tree.backends.package_cache import cache_folder
-from opt_tree.drafter import settings_of
+from opt_tree.methods.drafters.around import settings_of
 from opt_tree.methods.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
 from opt_tree.methods.own_files import object_of, split_name

@@ -49,6 +49,8 @@ class Captured(Backend):
             raise CompileError("its weights are on several devices or moved by hooks; a graph holds one device's work")
         self.fuses = devices.pop().type == "cuda" and can_fuse()
         """Whether decoder layers are compiled. They round otherwise: all graphs have them, or none has."""
+        self.epoch = 0
+        """Counts how often everything was dropped: whoever captured more than a forward compares it (`held`)."""
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,6 +64,7 @@ class Captured(Backend):
 
     def forget(self) -> None:
         """Drop all graphs: what they hold is not what is to be computed any more."""
+        self.epoch += 1
         self._calls: dict[tuple[int, int], Callable[[Inputs], tuple[Tensor, ...]]] = {}
         self._cache, self._version = cast(Any, None), -1
         self._drafted: Drafted | None = None
@@ -103,6 +106,17 @@ class Captured(Backend):
         logits, *hidden = self._calls[shape](inputs)
         best = None if self._drafted is None else hidden.pop()
         return Output(logits, dict(zip(self.layers, hidden, strict=True)), best)
+
+    def held(self, cache: KVCache) -> tuple[Any, ...]:
+        """What a capture of forwards over this cache rests on: it is stale once the answer is another one."""
+        return cache, cache.storage_version, self.eager.layers, self.epoch
+
+    def inline(self, inputs: Inputs, cache: KVCache) -> Output:
+        """Compute a forward kernel by kernel, for whoever captures more than one. Nothing is picked for a drafter."""
+        with self._kernels(inputs.numbers.device), self._layers_compiled():
+            body = Body(self.network, self.eager.layers)
+            logits, *hidden = body(inputs.numbers, inputs.mask, cache.views, inputs.features)
+        return Output(logits, dict(zip(self.eager.layers, hidden, strict=True)))
 
     def _prepared(self, inputs: Inputs, views: list[Tensor]) -> Callable[[Inputs], tuple[Tensor, ...]]:
         """Return what computes forwards of this shape: a graph's replay, or the body where there can be no graph."""

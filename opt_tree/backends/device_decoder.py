@@ -8,11 +8,11 @@ from collections import Counter
 from typing import Any, cast
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.backends.device_step import Asked, Judged, TensorStep
+from opt_tree.backends.captured_step import CapturedStep
+from opt_tree.backends.cuda_graphs import Captured
+from opt_tree.backends.device_step import Asked, DeviceStep, Judged
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.cache import KVCache
 from opt_tree.decode import Run
@@ -46,7 +46,7 @@ class DeviceDecoder(Decoder):
         self.growth, self._why = growth, why
         self.taken: Counter[str] = Counter()
         """Of the last text: how many steps stayed on the device, and how many did not, by the reason."""
-        self._step: TensorStep | None = None
+        self._step: DeviceStep | None = None
         self._ends: tuple[Any, Tensor | None] = (), None
 
     def __repr__(self) -> str:
@@ -101,13 +101,13 @@ class DeviceDecoder(Decoder):
         if rows > step.catching_up:  # a text begins, or the host took steps
             yield forward.part(0, rows - 1)
             forward = forward.part(rows - 1, rows)
-        asked = Asked(forward, run.context[-1], min(step.layers, run.layers), self._ends_of(run))
-        choose = _Own(run, asked.limit)
-        judged = step.run(asked, choose, run.lap)
+        limit = min(step.layers, run.layers)
+        starts = run.random.starts(np.arange(0 if run.sampling.greedy else limit + 1))
+        judged = step.run(Asked(forward, run.context[-1], limit, run.sampling, starts, self._ends_of(run)), run.lap)
         run.lap()
         tree, path = judged.tree, judged.path
         tokens = [*tree.tokens[path[1:]].tolist(), judged.token]
-        self._check(run, judged, choose.scores[: len(tree)], tokens)
+        self._check(run, judged, tokens)
         run.random.advance(len(tokens))
         outcome = Outcome(tree, path, tokens, judged.features, judged.logits)
         # The accepted nodes that were drafted below are the first rows behind the drafter's context.
@@ -116,20 +116,22 @@ class DeviceDecoder(Decoder):
         drafter.accept(outcome.numbered(numbers))
         return tree, path, tokens
 
-    def _check(self, run: Run, judged: Judged, scores: Float[Tensor, "rows vocab"], tokens: list[int]) -> None:
+    def _check(self, run: Run, judged: Judged, tokens: list[int]) -> None:
         """Refuse tokens that have no probability, and keep those that somebody asked for, as the host's step does."""
-        row = without_choice(scores, zip(judged.path, tokens, strict=True), run.sampling.greedy)
+        row = without_choice(judged.scores, zip(judged.path, tokens, strict=True), run.sampling.greedy)
         if row is not None:
             raise refusal(run.sampling, judged.logits, judged.tree, run.history, row)
         if run.recorder is not None:
-            run.recorder.add(judged.logits, scores, judged.path, tokens)
+            run.recorder.add(judged.logits, judged.scores, judged.path, tokens)
 
-    def _tensor_step(self) -> TensorStep:
+    def _tensor_step(self) -> DeviceStep:
         """The step of the models that there are now: a copy of a decoder has others."""
         target, drafter = cast(Model, self.target), cast(OfModel, self.drafter)
         if self._step is None or (self._step.target, self._step.drafter) != (target, drafter):
             assert self.growth is not None
-            self._step = TensorStep(target, drafter, self.growth, int(self.policy.max_depth))
+            both_captured = all(isinstance(lm.backend, Captured) for lm in (target, drafter.lm))
+            kind = CapturedStep if both_captured and target.device.type == "cuda" else DeviceStep
+            self._step = kind(target, drafter, self.growth, int(self.policy.max_depth))
         return self._step
 
     def _ends_of(self, run: Run) -> Tensor | None:
@@ -139,27 +141,6 @@ class DeviceDecoder(Decoder):
             marks[[token for token in run.ends if 0 <= token < len(marks)]] = True
             self._ends = run.ends, send(marks, self.target.device) if marks.any() else None
         return self._ends[1]
-
-
-class _Own:
-    """The target's own token at every row of a tree: its argmax, or the draw of `match`."""
-
-    def __init__(self, run: Run, deepest: int) -> None:
-        """`deepest`: the depth of no row is greater."""
-        self._run, self._deepest = run, deepest
-        self.scores: Tensor = torch.zeros(0)
-        """The processed logits of the rows that it was asked about."""
-
-    def __call__(self, logits: Float[Tensor, "rows vocab"], depths: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-        rows = len(logits)
-        # Nothing that is carried looks at the tree: it only says how many rows there are.
-        shape = Tree.of([0] * rows, [-1] + [0] * (rows - 1))
-        self.scores = self._run.sampling.process(logits, shape, self._run.history)
-        if self._run.sampling.greedy:
-            return self.scores.argmax(-1)
-        probs = self.scores.softmax(-1)
-        noise = self._run.random.noise(np.arange(self._deepest + 1), probs.shape[1], probs.device)
-        return (noise[depths] / probs).argmin(-1)
 
 
 def _why_not(target: Any, drafter: Any) -> str | None:

@@ -91,9 +91,7 @@ class TensorPool:
         self.tokens, self.parents, self.paths, self.over, self.expanded, self.slot_of = map(torch.cat, self._parts)
         layers = zip(self._sizes, range(len(self._sizes)), strict=True)
         self.depths = torch.cat([torch.full((size,), depth, device=self.device) for size, depth in layers])
-        numbers = self.expanded.cumsum(0)
-        self.draft_rows = torch.where(self.expanded, numbers, -1)
-        self.draft_rows[:1] = 0
+        self.draft_rows = torch.where(self.expanded | (self.depths == 0), self.expanded.cumsum(0), -1)
 
     def best(self, nodes: int) -> Selected:
         """The root and the n best candidates; of equal ones those that were stored first."""
@@ -125,14 +123,6 @@ class TensorTree(NamedTuple):
         """What the host reads: tokens, parents, draft rows, bits of path log-probabilities, which rows are there."""
         return [self.tokens, self.parents, self.draft_rows, self.paths.view(torch.int64), self.valid.long()]
 
-    def read(self, told: Int[np.ndarray, " numbers"]) -> tuple[Tree, Int[np.ndarray, " rest"]]:
-        """The tree, and what was read behind `told`."""
-        rows = len(self.tokens)
-        tokens, parents, numbers, paths, valid = told[: 5 * rows].reshape(5, rows)
-        there = int(valid.sum())
-        parents = np.append(-1, parents[1:there])
-        return Tree(tokens[:there], parents, paths[:there].view(np.float64), numbers[:there]), told[5 * rows :]
-
     def walk(self, choice: Int[Tensor, " rows"], limit: int) -> tuple[Int[Tensor, " path"], Int[Tensor, ""]]:
         """Follow the target's choices from the root: rows of the path, its last row over and over; drafted ones of it.
 
@@ -148,6 +138,14 @@ class TensorTree(NamedTuple):
         places = torch.where(above, self.depths, limit + 1)
         path = torch.zeros(limit + 2, dtype=torch.long, device=own.device).scatter(0, places, own)[:-1]
         return torch.where(torch.arange(limit + 1, device=own.device) <= count, path, leaf), count
+
+
+def read_tree(told: Int[np.ndarray, " numbers"], rows: int) -> tuple[Tree, Int[np.ndarray, " rest"]]:
+    """The tree of so many rows that a `TensorTree` told of, and what was read behind it."""
+    tokens, parents, numbers, paths, valid = told[: 5 * rows].reshape(5, rows)
+    there = int(valid.sum())
+    parents = np.append(-1, parents[1:there])
+    return Tree(tokens[:there], parents, paths[:there].view(np.float64), numbers[:there]), told[5 * rows :]
 
 
 def tree_of(pool: TensorPool, selected: Selected, limit: int) -> TensorTree:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opt_tree.answers import LogProbs
 from opt_tree.backends.tensor_growth import Fixed, Growth, first_best
-from opt_tree.backends.tensor_pool import TensorPool, tree_of
+from opt_tree.backends.tensor_pool import TensorPool, read_tree, tree_of
 from opt_tree.draft_model import OfModel
 from opt_tree.drafter import Drafter
 from opt_tree.grow import grow, run
@@ -79,7 +79,7 @@ def on_tensors(policy: TreePolicy, law: Law, limit: int, ends: frozenset[int] = 
     pool.close()
     tree = tree_of(pool, growth.select(pool), limit)
     told = torch.cat([*tree.told(), torch.tensor([7])]).numpy()
-    found_tree, rest = tree.read(told)
+    found_tree, rest = read_tree(told, len(tree.tokens))
     assert rest.tolist() == [7] and len(tree.tokens) <= 1 + growth.nodes
     assert tree.sees[: len(found_tree), : len(found_tree)].numpy().tolist() == found_tree.ancestors.tolist()
     assert tree.depths[: len(found_tree)].tolist() == found_tree.depths.tolist()

@@ -63,9 +63,11 @@ def test_what_sampling_costs_at_a_vocabulary(capsys: pytest.CaptureFixture) -> N
 def test_what_a_step_costs_the_host(capsys: pytest.CaptureFixture) -> None:
     assert host_time.main(["--nodes", "4,20", "--steps", "2", "--rounds", "1", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert [(row["nodes"], row["steps"]) for row in rows] == [(4, "host"), (4, "device"), (20, "host"), (20, "device")]
-    small, other, large, wide = (row["operations"] for row in rows)
+    kinds = ("host", "device", "captured")
+    assert [(row["nodes"], row["steps"]) for row in rows] == [(nodes, kind) for nodes in (4, 20) for kind in kinds]
+    small, other, few, large, wide, same = (row["operations"] for row in rows)
     assert max(small, large) < other == wide, "as many operations, whatever the tree"
+    assert few == same <= 3, "what a step begins with is sent and copied, and no more"
     assert host_time.main(["--rounds", "0"]) == 2
 
 

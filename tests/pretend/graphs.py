@@ -51,6 +51,10 @@ class Graph:
         if view:
             return
         inputs, results = device.tensors_of(given), device.tensors_of(found)
+        if func is torch.ops.aten.fill_.Tensor:  # `x[:] = 0`: a number of the host
+            inputs[1] = inputs[1].clone()
+            given = ((inputs[0], inputs[1]), {})
+            self.own.add(inputs[1].untyped_storage()._cdata)
         described = device.mapped(self._described, given)
         new = [x for x in results if not any(x is y for y in inputs)]
         storages = {x.untyped_storage()._cdata for x in inputs}

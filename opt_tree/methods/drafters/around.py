@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from opt_tree.answers import LogProbs
-from opt_tree.drafter import Asked, Drafter, described, settings_of
+from opt_tree.drafter import Asked, Drafter, described
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome
@@ -107,3 +107,9 @@ class DrafterAround(Drafter):
     @property
     def settings(self) -> dict[str, Any]:
         return settings_of(self.drafter)
+
+
+def settings_of(drafter: Drafter) -> dict[str, Any]:
+    """What of a drafter decides the answers, its calibration among it."""
+    own = drafter.settings
+    return own if drafter.temperature == 1 else own | {"sharpening": drafter.temperature}

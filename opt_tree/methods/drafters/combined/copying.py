@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from opt_tree.answers import LogProbs
-from opt_tree.drafter import Asked, Drafter, described, settings_of
+from opt_tree.drafter import Asked, Drafter, described
+from opt_tree.methods.drafters.around import settings_of
 from opt_tree.methods.drafters.combined.grafted import Joined
 from opt_tree.methods.drafters.registry import DrafterOptions, load_drafter, register
 from opt_tree.methods.drafters.tables.ngram import BETA, NGramDrafter

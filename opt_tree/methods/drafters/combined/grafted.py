@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from opt_tree.drafter import Asked, Drafter, described, settings_of
+from opt_tree.drafter import Asked, Drafter, described
 from opt_tree.errors import counted
-from opt_tree.methods.drafters.around import DrafterAround
+from opt_tree.methods.drafters.around import DrafterAround, settings_of
 from opt_tree.methods.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.methods.drafters.tables.lookup import Lookup, Tails, load_with_table
 from opt_tree.models.chain_lm import AnyLM

@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, Int
 
 from opt_tree.answers import LogProbs
 from opt_tree.children import TopK
-from opt_tree.drafter import Asked, Drafter, described, settings_of
+from opt_tree.drafter import Asked, Drafter, described
+from opt_tree.methods.drafters.around import settings_of
 from opt_tree.methods.drafters.combined.grafted import Joined
 from opt_tree.methods.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.methods.drafters.tables.lookup import Lookup, Tails, few, load_with_table
@@ -137,11 +138,8 @@ class Rasd(Joined):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return settings_of(self.drafter) | {
-            "top": self.top,
-            "retrieval": self.retrieval.describe(),
-            **self.retrieval.settings,
-        }
+        own = {"top": self.top, "retrieval": self.retrieval.describe()}
+        return settings_of(self.drafter) | own | self.retrieval.settings
 
     def _fuse(self, model: list[dict[int, float]], retrieved: list[dict[int, float]]) -> LogProbs:
         """Return both answers of each draft row merged, and note the branches there and the grafts among them."""

@@ -1,0 +1,121 @@
+"""A step as one CUDA graph: the host sends, replays and reads.
+
+Owns the graphs of a step and when they are dropped. Models whose forwards are captured one by one (`Captured`) give the
+kernels of these forwards; what lies between them is captured with them.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from opt_tree.backend import Inputs, moment
+from opt_tree.backends.cuda_graphs import Captured
+from opt_tree.backends.device_step import DeviceStep
+from opt_tree.backends.tensor_step import Given, Left, Shape
+from opt_tree.cache import inference
+from opt_tree.errors import one_line
+from opt_tree.model import Model
+from opt_tree.target import Output
+from opt_tree.tree import fetch
+
+_ROUNDING = 1e-2
+
+
+class CapturedStep(DeviceStep):
+    """A step whose launch is one replay, once its `Shape` has been met before.
+
+    A shape's first step runs forward by forward, so that caches have grown and libraries have chosen their kernels. Its
+    second one is captured, and replayed beside the same kernels one by one: where the two say different things, or
+    where it cannot be captured, that shape goes on forward by forward, and one warning says why. Graphs hold addresses:
+    all are dropped when a cache has moved, when a layer is watched and when weights are others.
+
+    Seconds of a replay are the target's: its forward and the drafter's cannot be told apart.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but graphs: a copy captures its own."""
+        dropped = ("_replays", "_met", "_rests_on", "_pool", "_stream")
+        return {key: value for key, value in self.__dict__.items() if key not in dropped}
+
+    _replays: dict[Shape, Callable[[Given], Left]] | None = None
+    _met: set[Shape]
+    _rests_on: Any = None
+    _pool: Any = None
+    _stream: Any = None
+    _computed: list[tuple[Model, int]] | None = None
+    """During a capture, its forwards: the model of each, and how many real rows it has."""
+
+    @inference
+    def launch(self, shape: Shape, given: Given) -> Left:
+        rests_on = [cast(Captured, lm.backend).held(lm.cache) for lm in (self.target, self.drafter.lm)]
+        if self._replays is None or rests_on != self._rests_on:
+            self._replays, self._met, self._rests_on = {}, set(), rests_on
+            self._pool = self._stream = None
+        if shape in self._replays:
+            return self._replays[shape](given)
+        if shape not in self._met:
+            self._met.add(shape)
+            return super().launch(shape, given)
+        try:
+            self._replays[shape] = self._capture(shape, given)
+        except RuntimeError as error:
+            warnings.warn(f"a step of {shape.limit} layers is not captured: {one_line(error)}", stacklevel=2)
+            self._replays[shape] = lambda given: super(CapturedStep, self).launch(shape, given)
+        return self._replays[shape](given)
+
+    def compute(self, lm: Model, inputs: Inputs, rows: int) -> Output:
+        if self._computed is None:
+            return super().compute(lm, inputs, rows)
+        self._computed.append((lm, rows))
+        return cast(Captured, lm.backend).inline(inputs, lm.cache)
+
+    def _capture(self, shape: Shape, given: Given) -> Callable[[Given], Left]:
+        """Capture a step over buffers that stay; return what brings a step's tensors there and replays it.
+
+        A launch writes behind both contexts alone, so it may be made again.
+        """
+        if self._pool is None:
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        stream, graph, device = self._stream, torch.cuda.CUDAGraph(), self.target.device
+        buffers = Given(*(None if part is None else part.clone() for part in given))  # type: ignore[arg-type]
+        self._computed = []
+        try:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                expected = super().launch(shape, buffers).told.clone()
+            torch.cuda.current_stream().wait_stream(stream)
+            self._computed.clear()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                left = super().launch(shape, buffers)
+            computed = self._computed
+        finally:
+            self._computed = None
+        graph.replay()
+        found, known = fetch(left.told, expected)
+        if not _same(found, known, len(left.logits)):
+            raise RuntimeError("its graph says something else than its kernels one by one")
+
+        def replay(given: Given) -> Left:
+            for buffer, part in zip(buffers, given, strict=True):
+                if buffer is not None and part is not None:
+                    buffer.copy_(part)
+            begin = moment(device)
+            graph.replay()
+            end = moment(device)
+            for lm, rows in computed:
+                lm.backend.meter.add(rows, begin if lm is self.target else end, end)
+            return left._replace(features={layer: states.clone() for layer, states in left.features.items()})
+
+        return replay
+
+
+def _same(one: Int[np.ndarray, " numbers"], other: Int[np.ndarray, " numbers"], rows: int) -> bool:
+    """Whether two launches told the same tree of so many rows and the same verdict; of paths to rounding."""
+    paths = slice(3 * rows, 4 * rows)  # in the order of `TensorTree.told`
+    found, expected = (numbers[paths].view(np.float64) for numbers in (one, other))
+    close = np.allclose(found, expected, rtol=_ROUNDING, atol=_ROUNDING)
+    return close and np.array_equal(np.delete(one, paths), np.delete(other, paths))

@@ -1,0 +1,205 @@
+"""A step as a function of tensors: draft, score, judge and keep, and nothing in it is read.
+
+Owns the shapes of a step's forwards, and what comes of them on the device. Backends compute the forwards as they
+compute all others. Knows nothing of what the host gives, reads and notes (`device_step.py`), and of when a text ends.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from opt_tree.backend import Inputs
+from opt_tree.backends.tensor_growth import Growth
+from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
+from opt_tree.draft_model import OfModel
+from opt_tree.model import Model
+from opt_tree.random import noise_from
+from opt_tree.sampling import Sampling
+from opt_tree.target import Output
+from opt_tree.tree import Tree
+
+FACTS = 3
+"""The length of the target's context, that of the drafter's with its missing rows, and the root."""
+
+
+class Shape(NamedTuple):
+    """What a step's operations depend on, beside the numbers in its tensors."""
+
+    limit: int
+    keys: tuple[int, int]
+    """Of the target's forward, and of the drafter's."""
+    sampling: Sampling
+    scale: float
+    """What the drafter's scores are multiplied by."""
+    ends: bool
+
+
+class Given(NamedTuple):
+    """The tensors of a step, on the device."""
+
+    numbers: Int[Tensor, " numbers"]
+    """The drafter's missing rows (tokens, positions, slots), lengths and root, starts of the noise: one upload."""
+    features: Float[Tensor, "rows hidden"] | None
+    ends: Bool[Tensor, " vocab"] | None
+
+
+class Left(NamedTuple):
+    """What the launch of a step leaves on the device."""
+
+    told: Int[Tensor, " numbers"]
+    """The tree, the accepted path, how many drafted nodes it has, the target's own token: what the host reads."""
+    logits: Float[Tensor, "rows vocab"]
+    scores: Float[Tensor, "rows vocab"]
+    """The processed logits."""
+    features: dict[int, Float[Tensor, "path hidden"]]
+    """Those of the accepted path, its last row over and over."""
+
+
+class TensorStep:
+    """The step of one target, one drafter of a model and one policy's growth.
+
+    The drafter's rows of accepted nodes are kept where its forwards read tokens alone. A head's, which were computed
+    from features that it estimated, are dropped, as on the host.
+    """
+
+    def __init__(self, target: Model, drafter: OfModel, growth: Growth, layers: int) -> None:
+        """`layers`: of the deepest tree."""
+        self.target, self.drafter, self.growth, self.layers = target, drafter, growth, layers
+        self.catching_up = layers + 1 if drafter.features else 2
+        """Rows that the drafter can lack after a step: a whole path and one token; or the last node, if it was not
+        drafted below, and one token."""
+
+    def slots(self, limit: int) -> tuple[int, int]:
+        """How many rows the target's and the drafter's caches get in a step of so many layers, padding included."""
+        draft = self.growth.room(limit)
+        widest = self.drafter.lm.backend.shape(max(self.growth.widest, self.catching_up), 0)[0]
+        return self.target.backend.shape(1 + self.growth.nodes, 0)[0] + 1, self.catching_up + draft + widest + 1
+
+    def launch(self, shape: Shape, given: Given) -> Left:
+        """Compute a step: tensors from tensors. What the caches say of their pending rows means nothing behind it."""
+        target, lm = self.target, self.drafter.lm
+        drafting = _Drafting(self, shape, given)
+        pool = drafting.grow()
+        tree = tree_of(pool, self.growth.select(pool), shape.limit)
+        output = self._score(tree, drafting.before, shape.keys[0])
+        # Nothing that is carried looks at the tree: it only says how many rows there are.
+        rows = Tree.of([0] * len(tree.tokens), [-1] + [0] * (len(tree.tokens) - 1))
+        scores = shape.sampling.process(output.logits, rows, [])
+        choice = self._own(scores, tree.depths, drafting.starts)
+        path, count = tree.walk(choice, shape.limit)
+        steps = torch.arange(shape.limit + 1, device=target.device)
+        _move(target, drafting.before + steps, drafting.before + path)
+        if given.features is None and pool.slots:
+            below = tree.slots[path[1:]]
+            _move(lm, drafting.behind + steps[:-1], drafting.behind + below)
+        told = torch.cat([*tree.told(), path, count[None], choice[path[-1:]]])
+        return Left(told, output.logits, scores, {layer: one[path] for layer, one in output.features.items()})
+
+    def _own(
+        self, scores: Float[Tensor, "rows vocab"], depths: Int[Tensor, " rows"], starts: Int[Tensor, " depths"]
+    ) -> Int[Tensor, " rows"]:
+        """The target's own token at every row of a tree: its argmax, or the draw of `match` where noise is there."""
+        if not len(starts):
+            return scores.argmax(-1)
+        noise = noise_from(starts, scores.shape[1])
+        return (noise[depths] / scores.softmax(-1)).argmin(-1)
+
+    def _score(self, tree: TensorTree, before: Int[Tensor, ""], keys: int) -> Output:
+        """Score the tree behind the target's context of `before` tokens."""
+        rows, device = len(tree.tokens), tree.tokens.device
+        columns, own = torch.arange(keys, device=device), torch.arange(rows, device=device)
+        mask = (columns < before).repeat(rows, 1).index_copy(1, before + own, tree.sees)
+        places = columns.index_copy(0, before + own, before + tree.depths)
+        return self.forward(self.target, Rows(tree.tokens, before + tree.depths, before + own, mask, places))
+
+    def forward(self, lm: Model, rows: "Rows", last_only: bool = False) -> Output:
+        """Have the model's backend compute some rows, padded in front to what it takes."""
+        count, keys = rows.mask.shape
+        front = lm.backend.shape(count, 0)[0] - count
+        tokens, positions, slots, mask, key_positions, features = rows
+        if front:
+            tokens, positions = (torch.constant_pad_nd(part, (front, 0)) for part in (tokens, positions))
+            slots = torch.constant_pad_nd(slots, (front, 0), keys - 1)
+            mask = torch.cat([(torch.arange(keys, device=lm.device) == keys - 1).repeat(front, 1), mask])
+            features = None if features is None else torch.constant_pad_nd(features, (0, 0, front, 0))
+        lm.cache.open(count, keys, slots)
+        masks = lm.by_kind(mask[None, None], positions, key_positions)
+        numbers = torch.stack([tokens, positions, slots])[:, None]
+        given = None if features is None else features[None]
+        output = self.compute(lm, Inputs(numbers, masks, given, last_only, lm.drafted), count)
+        return output.of_text(0, count, last_only)
+
+    def compute(self, lm: Model, inputs: Inputs, rows: int) -> Output:
+        """Compute one forward of so many real rows."""
+        return lm.backend.run(inputs, lm.cache, rows)
+
+
+class _Drafting:
+    """The drafter's part of one step: its missing rows, then layer after layer."""
+
+    def __init__(self, step: TensorStep, shape: Shape, given: Given) -> None:
+        self.step, self.lm, self.shape, self.given = step, step.drafter.lm, shape, given
+        most, sent = step.catching_up, given.numbers
+        self.missing, sent = sent[: 3 * most].view(3, most), sent[3 * most :]
+        (self.before, self.behind, self.root), self.starts = sent[:FACTS].unbind(), sent[FACTS:]
+        """The lengths of both contexts, the drafter's with its missing rows; the root; the starts of the noise."""
+        self.columns = torch.arange(shape.keys[1], device=sent.device)
+
+    def grow(self) -> TensorPool:
+        """Draft all layers."""
+        pool, growth, drafter = TensorPool(self.root, self.given.ends), self.step.growth, self.step.drafter
+        growth.begin(pool.device)
+        output = self._catch_up()
+        self.seen = torch.zeros(1, 0, dtype=torch.bool, device=pool.device)
+        self.key_positions = self.columns
+        while True:
+            values = drafter.answer(output).unpicked.values
+            children = growth.pick(values, pool.above(values.dtype))
+            tokens = drafter.drafted.tokens
+            paths = pool.add(children, children.columns if tokens is None else tokens[children.columns])
+            expanded = growth.expand(paths, pool.depth) if pool.depth < self.shape.limit else None
+            if expanded is None:
+                pool.close()
+                return pool
+            output = self._below(pool, *pool.expand(expanded), output)
+
+    def _catch_up(self) -> Output:
+        """Run the rows that the drafter lacks, behind padding."""
+        tokens, positions, slots = self.missing
+        mask = self.columns <= slots[:, None]
+        rows = Rows(tokens, positions, slots, mask, self.columns, self.given.features)
+        output = self.step.forward(self.lm, rows, last_only=True)
+        return output._replace(features={layer: states[-1:] for layer, states in output.features.items()})
+
+    def _below(self, pool: TensorPool, tokens: Tensor, above: Tensor, last: Output) -> Output:
+        """Ask what may follow the nodes of a frontier. `above`: their parents' rows in `last`, the forward before."""
+        width, first = len(tokens), pool.slots - len(tokens)
+        own = torch.eye(width, dtype=torch.bool, device=pool.device)
+        self.seen = torch.cat([self.seen[above], own], 1)
+        at = self.behind + torch.arange(pool.slots, device=pool.device)
+        # Depth 1 follows the root, which is the last row of the context here.
+        positions = (self.behind + (pool.depth - 1)).expand(width)
+        self.key_positions = self.key_positions.index_copy(0, at[first:], positions)
+        mask = (self.columns < self.behind).repeat(width, 1).index_copy(1, at, self.seen)
+        features = next((states[above] for states in last.features.values()), None)
+        return self.step.forward(self.lm, Rows(tokens, positions, at[first:], mask, self.key_positions, features))
+
+
+class Rows(NamedTuple):
+    """The rows of one forward, on the device."""
+
+    tokens: Int[Tensor, " rows"]
+    positions: Int[Tensor, " rows"]
+    slots: Int[Tensor, " rows"]
+    mask: Bool[Tensor, "rows keys"]
+    key_positions: Int[Tensor, " keys"]
+    """At which position the token in each slot stands."""
+    features: Float[Tensor, "rows hidden"] | None = None
+
+
+def _move(lm: Model, to: Int[Tensor, " rows"], slots: Int[Tensor, " rows"]) -> None:
+    """Copy rows of the cache, all of them read before one is written."""
+    for storage in lm.cache._groups:
+        storage.index_copy_(3, to, storage.index_select(3, slots))
