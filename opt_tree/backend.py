@@ -6,14 +6,13 @@ Everything that a model computes goes through `Backend.forward`. Knows nothing o
 import functools
 import inspect
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import Cache
+from transformers import Cache, DynamicCache
+from transformers.utils import ModelOutput
 
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.errors import UnsupportedModelError, one_line
@@ -42,6 +41,7 @@ class Inputs(NamedTuple):
     """Of a drafter's model. A backend may return the best tokens of each row (`Output.best`)."""
 
 
+_CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"  # renamed in 5.24, with an alias
 _UNREAD = 100
 """Of so many forwards at most it is kept when they began and ended, until somebody asks for their seconds."""
 
@@ -195,10 +195,10 @@ def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
         ) from error
 
 
-cache_argument: Callable[[Any], str] = functools.cache(
-    lambda kind: "cache" if takes(kind, "cache") else "past_key_values"
-)
-"""By what name a class of modules takes a transformers cache; "cache" since transformers 5.24."""
+@functools.cache
+def cache_argument(kind: Any) -> str:
+    """By what name a class of modules takes a transformers cache; where it names none, the installed transformers'."""
+    return next((name for name in ("cache", "past_key_values") if takes(kind, name)), _CACHE)
 
 
 def takes(model: Any, name: str) -> bool:

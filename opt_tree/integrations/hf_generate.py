@@ -36,7 +36,7 @@ from opt_tree.errors import counted
 from opt_tree.generation import Generation, check_prompt
 from opt_tree.history import History
 from opt_tree.integrations.left_padding import AtRow, Row, padded, padded_cache, unpadded
-from opt_tree.models.capabilities import cache_name, unwrapped, virtual_tokens
+from opt_tree.models.capabilities import CACHE_NAMES, cache_name, unwrapped, virtual_tokens
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 from opt_tree.models.given_rows import hand_over
@@ -59,7 +59,7 @@ _OTHER_METHODS = {
     "is_assistant": "drafting for another model",
 }
 """Fields of a GenerationConfig that ask for another way of decoding."""
-_PLAIN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep"}
+_PLAIN_INPUTS = {"attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep"}
 _ENCODED = "mm_encoder_outputs"
 """What `generate` makes of pixel_values before it calls the decoder."""
 _MEDIA: Mapping[str, frozenset[str]] = {
@@ -133,8 +133,8 @@ def _generate(
     rows of a batch, padded on the left, are decoded side by side, row r with `seed + r`. What a tree cannot give
     (beams, attentions) is refused in one line.
     """
-    if "cache" in model_kwargs:  # its name since transformers 5.24
-        model_kwargs["past_key_values"] = model_kwargs.pop("cache")
+    caches = [model_kwargs.pop(name, None) for name in CACHE_NAMES]
+    model_kwargs["cache"] = next((cache for cache in caches if cache is not None), None)
     kept = _kept_by_generate(model)
     if streamer is not None or kept["streamer"] is not None:
         streamer = _Stream(kept["streamer"], True) if streamer is None else _Stream(streamer, False)
@@ -174,7 +174,7 @@ def _generate(
         reasons = [result.finish_reason for result in results]
         return TreeOutput(  # type: ignore[call-arg]
             sequences=cast(Any, sequences),
-            past_key_values=cache,
+            **{"cache" if hasattr(TreeOutput, "cache") else "past_key_values": cache},
             scores=_per_token("scores", recorders, results, input_ids.device) if config.output_scores else None,
             logits=_per_token("logits", recorders, results, input_ids.device) if config.output_logits else None,
             finish_reason=reasons[0] if len(reasons) == 1 else reasons,
@@ -351,7 +351,7 @@ def _goes_on(target: AnyLM, input_ids: Int[Tensor, "batch length"], inputs: Mapp
 
     Compared token for token and row for row: so the drafter goes on as well, whatever it reads of the target.
     """
-    past = inputs.get("past_key_values")
+    past = inputs.get("cache")
     plain = all(value is None or name in _PLAIN_INPUTS for name, value in inputs.items())
     if not (alone and plain and getattr(past, "_is_user_defined", False)):
         return False
@@ -368,7 +368,7 @@ def _start(
     alone: bool,
 ) -> AbstractContextManager:
     """Return the context in which the prompt begins with rows that transformers computed: a given cache, or media."""
-    target, past = cast(AnyLM, decoder.target), inputs.get("past_key_values", inputs.get("cache_params"))
+    target, past = cast(AnyLM, decoder.target), inputs.get("cache")
     if not getattr(past, "_is_user_defined", False):
         past = None  # transformers made it, and it is empty
     kind = target.model.config.model_type
@@ -381,13 +381,13 @@ def _start(
     if past is None and not media:
         return nullcontext()
     if why := _not_taken(decoder, past, bool(media), alone):
-        raise ValueError(f"{', '.join(sorted(media)) or 'past_key_values'}: {why}")
+        raise ValueError(f"{', '.join(sorted(media)) or 'cache'}: {why}")
     assert isinstance(target, CausalLM)
     if media:
         return target.given(_prefilled(target.model, input_ids, media))
     if (rows := past.get_seq_length()) >= input_ids.shape[1]:
         raise ValueError(
-            f"past_key_values holds {counted(rows, 'token')}, input_ids {input_ids.shape[1]}: "
+            f"the cache holds {counted(rows, 'token')}, input_ids {input_ids.shape[1]}: "
             "the text must be longer than that"
         )
     return target.given(past) if rows else nullcontext()
@@ -408,7 +408,7 @@ def _not_taken(decoder: Decoder, past: Any, media: bool, alone: bool) -> str | N
         return f"a {type(past).__name__} is given, and only a DynamicCache can be continued"
     filled = past is not None and past.get_seq_length() > 0
     if media and filled:
-        return "it comes behind a filled past_key_values: pass one of them"
+        return "it comes behind a filled cache: pass one of them"
     reader: object = drafter.bare if drafter is not None and (drafter.features or drafter.reads_logits) else None
     if reader is None and policy.features:
         reader = policy
@@ -428,7 +428,7 @@ def _prefilled(model: Any, input_ids: Int[Tensor, "batch length"], media: dict[s
     cache = DynamicCache()
     inputs = model.prepare_inputs_for_generation(
         input_ids[:, :-1],
-        past_key_values=cache,
+        **{cache_name(unwrapped(model)) or "cache": cache},
         is_first_iteration=True,
         use_cache=True,
         **{name: value[:, :-1] if name.endswith("token_type_ids") else value for name, value in media.items()},
@@ -444,7 +444,7 @@ def _returned_cache(
 
     Those of a batch are computed once more: side by side each text has rows of its own length, without padding.
     """
-    given = inputs.get("past_key_values")
+    given = inputs.get("cache")
     given = given if getattr(given, "_is_user_defined", False) else None
     if given is None and not (config.return_dict_in_generate and config.use_cache):
         return None

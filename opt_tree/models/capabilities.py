@@ -147,10 +147,14 @@ def check_steps(model: Any) -> None:
             )
 
 
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""What transformers calls a cache: since 5.24, before, and before in some state spaces."""
+
+
 def cache_name(model: Any) -> str | None:
     """By what name the forward of a bare model takes a transformers cache; None: it takes none."""
     names = inspect.signature(model.forward).parameters
-    return next((name for name in ("cache", "past_key_values", "cache_params") if name in names), None)
+    return next((name for name in CACHE_NAMES if name in names), None)
 
 
 def _takes_positions(model: Any) -> bool:

@@ -260,11 +260,9 @@ class CausalLM(Model):
         The first `text` then has logits and features of the other tokens only.
         """
         if self.ranks is not None:
-            raise ValueError(
-                "past_key_values: the model is spread over processes, each with rows of its own; leave it out"
-            )
+            raise ValueError("cache: the model is spread over processes, each with rows of its own; leave it out")
         if self.recurrent:
-            raise ValueError("past_key_values: its layers with a running state go on from their own; leave it out")
+            raise ValueError("cache: its layers with a running state go on from their own; leave it out")
         if rope_border(self.model) is not None:
             raise ValueError(
                 f"{self.name} may have rotated these rows by other factors (LongRoPE): pass the text alone"

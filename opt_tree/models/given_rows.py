@@ -1,6 +1,6 @@
 """Rows of a transformers cache: taken as a context, compared with one, given back.
 
-`generate(past_key_values=...)` brings them and wants them. Owns what they have to be for that.
+`generate` is given them by its caller, and wants them. Owns what they have to be for that.
 """
 
 from collections.abc import Iterator
@@ -23,15 +23,15 @@ def adopt(cache: KVCache, past: Cache) -> None:
     """
     length, layers = past.get_seq_length(), len(cast(Any, past.layers))
     if layers != len(cache):
-        raise ValueError(f"past_key_values has {counted(layers, 'layer')}, the model stores {len(cache)}")
+        raise ValueError(f"the cache has {counted(layers, 'layer')}, the model stores {len(cache)}")
     cache.reset()
     cache.reserve(length)
     for number, (mine, theirs) in enumerate(_pairs(cache, past)):
         shape, found = (*mine.shape[:2], mine.shape[3]), (*theirs.shape[:2], theirs.shape[3])
         if shape != found:
-            raise ValueError(f"past_key_values holds rows of {found} in layer {number // 2}, the model's are {shape}")
+            raise ValueError(f"the cache holds rows of {found} in layer {number // 2}, the model's are {shape}")
         if theirs.dtype != mine.dtype:
-            raise ValueError(f"past_key_values holds {theirs.dtype}, the model stores {mine.dtype}")
+            raise ValueError(f"the cache holds {theirs.dtype}, the model stores {mine.dtype}")
         mine[:, :, length - theirs.shape[2] : length] = theirs
     cache.length = length
 

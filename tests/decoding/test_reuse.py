@@ -7,6 +7,7 @@ from tiny_models import CONTEXT, VOCAB, prompt, tiny
 from transformers import DynamicCache
 
 from opt_tree import Decoder, OptTree, Sampling, Static, side_by_side
+from opt_tree.backend import cache_argument
 from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.methods.drafters.heads.early_exit import EarlyExit
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
@@ -152,7 +153,7 @@ def test_rows_that_were_given_are_nobodys_text():
     """An image's rows stand behind tokens that say nothing of it."""
     target = CausalLM(tiny("llama"))
     decoder, past = Decoder(target, None, Static.empty()), DynamicCache()
-    tiny("llama")(torch.tensor([prompt(20, seed=7)]), past_key_values=past, use_cache=True)
+    tiny("llama")(torch.tensor([prompt(20, seed=7)]), use_cache=True, **{cache_argument(type(tiny("llama"))): past})
     expected = decoder.generate(prompt(25), NEW).tokens
     with target.given(past):
         assert decoder.generate(prompt(25), NEW, reuse=True).tokens != expected

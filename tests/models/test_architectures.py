@@ -25,6 +25,7 @@ from tiny_models import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from opt_tree.backend import cache_argument
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.policies.static import Static
@@ -280,10 +281,11 @@ def test_the_probe_catches_a_model_that_numbers_rows_itself(monkeypatch, archite
     model = build(ARCHITECTURES[architecture](), dtype=dtype)
     forward = model.forward
 
-    def numbering(input_ids, position_ids=None, past_key_values=None, **options):
-        start = 0 if past_key_values is None else past_key_values.get_seq_length()
-        rows = torch.arange(start, start + input_ids.shape[1])[None]
-        return forward(input_ids, position_ids=rows, past_key_values=past_key_values, **options)
+    @functools.wraps(forward)
+    def numbering(input_ids, position_ids=None, **options):
+        cache = options.get(cache_argument(type(model)))
+        start = 0 if cache is None else cache.get_seq_length()
+        return forward(input_ids, position_ids=torch.arange(start, start + input_ids.shape[1])[None], **options)
 
     monkeypatch.setattr(model, "forward", numbering)
     assert "it numbers the rows by itself" in refusal(model)

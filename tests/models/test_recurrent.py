@@ -31,6 +31,7 @@ from opt_tree.backends.recurrent_rows import last_ancestors
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
+from opt_tree.models.capabilities import cache_name
 from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.compiling import compile_forwards
@@ -233,7 +234,7 @@ def test_the_returned_cache_goes_on():
     whole = found.sequences[0].tolist()
     assert found.past_key_values.get_seq_length() == len(whole) - 1
     with torch.no_grad():
-        logits = model(torch.tensor([whole[-1:]]), past_key_values=found.past_key_values).logits[0, -1]
+        logits = model(torch.tensor([whole[-1:]]), **{cache_name(model): found.past_key_values}).logits[0, -1]
     assert (logits - causal_logits(model, whole)[-1]).abs().max() < 2e-4
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from opt_tree.answers import LogProbs
+from opt_tree.backend import cache_argument
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.methods.drafters.heads.block_laws import BlockLaw, Place
 from opt_tree.methods.drafters.heads.block_network import Sight, Sights, run_blocks, two_sided
@@ -119,8 +120,7 @@ class BlockDrafter(OnePass):
         _check(self, target)
 
     def _nothing(self) -> Float[Tensor, "0 wide"]:
-        width = len(self.block.layers) * self.target.hidden
-        return torch.zeros(0, width, dtype=self.model.dtype, device=self.model.device)
+        return torch.zeros(0, len(self.block.layers) * self.target.hidden).to(self.model.device, self.model.dtype)
 
     def _begin(self, waiting: Float[Tensor, "tokens wide"]) -> None:
         self._waiting, self._cache = waiting, DynamicCache()
@@ -185,7 +185,7 @@ class BlockDrafter(OnePass):
             noise_embeds=self.embed(torch.tensor([[context[-1], *masks]], device=self.target.device)),
             context_hidden_states=self._waiting[None],
             position_ids=places[None],
-            past_key_values=self._cache,
+            **{cache_argument(type(self.model)): self._cache},
             attention_mask={
                 kind: None if sight == Sight() else sight.mask(anchors, self.rows, anchor)
                 for kind, sight in self._sights.items()

@@ -79,7 +79,7 @@ class FeatureHead(nn.Module, ABC):
         features: Float[Tensor, "batch tokens hidden"],
         position_ids: Int[Tensor, "batch tokens"],
         attention_mask: Float[Tensor, "batch 1 tokens keys"] | None = None,
-        past_key_values: object | None = None,
+        cache: object | None = None,
     ) -> tuple[Float[Tensor, "batch tokens hidden"]]:
         """Return the estimated features. Row i gets the embedding of token i + 1 and the feature of token i."""
         embedded = self.embed(input_ids)
@@ -87,8 +87,8 @@ class FeatureHead(nn.Module, ABC):
         more: dict[str, Any] = {
             "attention_mask": attention_mask,
             "position_ids": position_ids,
-            **{cache_argument(type(self.layer.self_attn)): past_key_values},
-            "use_cache": past_key_values is not None,
+            **{cache_argument(type(self.layer.self_attn)): cache},
+            "use_cache": cache is not None,
             "position_embeddings": self.rotary(embedded, position_ids),
         }
         attended, _ = self.layer.self_attn(hidden_states=read, **more)
@@ -196,10 +196,11 @@ class HeadedEagle(nn.Module):
         features: Tensor,
         use_cache: bool = True,
         logits_to_keep: int | Tensor = 0,
+        cache: object | None = None,
         **attention: Any,
     ) -> SimpleNamespace:
-        """`attention`: positions, mask and cache, as the head takes them; a cache that is given is used."""
-        (hidden,) = self.base_model(input_ids, features, **attention)
+        """`attention`: positions and mask, as the head takes them; a cache that is given is used."""
+        (hidden,) = self.base_model(input_ids, features, cache=cache, **attention)
         output = self._output[0]
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         read = self.base_model.read(hidden[:, kept])

@@ -63,7 +63,7 @@ class ExitLayer(nn.Module):
         features: Float[Tensor, "batch rows hidden"],
         position_ids: Int[Tensor, "batch rows"],
         attention_mask: Tensor | None = None,
-        past_key_values: object | None = None,
+        cache: object | None = None,
     ) -> Float[Tensor, "batch rows hidden"]:
         """Return the exit's hidden states, behind the target's norm."""
         body = self._target[0].base_model
@@ -71,8 +71,8 @@ class ExitLayer(nn.Module):
             features,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            **{cache_argument(type(self.layer)): past_key_values},
-            use_cache=past_key_values is not None,
+            **{cache_argument(type(self.layer)): cache},
+            use_cache=cache is not None,
             position_embeddings=body.rotary_emb(features, position_ids),
         )
         return body.norm(out[0] if isinstance(out, tuple) else out)
@@ -82,10 +82,11 @@ class ExitLayer(nn.Module):
         input_ids: Int[Tensor, "batch rows"],
         features: Float[Tensor, "batch rows hidden"],
         use_cache: bool = True,
+        cache: object | None = None,
         **attention: Any,
     ) -> SimpleNamespace:
-        """`input_ids` are not read: the features stand for them. `attention`: positions, mask and cache."""
-        hidden = self.hidden(features, **attention)
+        """`input_ids` are not read: the features stand for them. `attention`: positions and mask."""
+        hidden = self.hidden(features, cache=cache, **attention)
         return SimpleNamespace(logits=self.scaling(self.get_output_embeddings()(hidden)))
 
     @property

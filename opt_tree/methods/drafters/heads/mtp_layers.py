@@ -49,7 +49,7 @@ class MtpLayer(nn.Module):
         features: Float[Tensor, "batch rows hidden"],
         position_ids: Int[Tensor, "batch rows"],
         attention_mask: Tensor | None = None,
-        past_key_values: object | None = None,
+        cache: object | None = None,
     ) -> tuple[Float[Tensor, "batch rows hidden"]]:
         """Return what the next layer reads and the output layer scores, a row for each token."""
         embed, rotary = self._shared
@@ -60,7 +60,7 @@ class MtpLayer(nn.Module):
             position_embeddings=rotary(embedded, position_ids=positions, **self._turns),
             attention_mask=attention_mask,
             position_ids=positions,
-            **{cache_argument(type(self.layer)): past_key_values},
+            **{cache_argument(type(self.layer)): cache},
         )
         return (hidden,)
 
