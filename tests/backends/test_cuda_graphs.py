@@ -85,7 +85,7 @@ def test_the_best_tokens_are_picked_in_the_forward(kind, policy, monkeypatch):
             by_graphs(drafter.lm)
             monkeypatch.setattr(OfModel, "_whole_of", lambda self, logits: wide.append(1) or whole(self, logits))
         asked = Copying(drafter) if kind == "copying" else drafter
-        found.append(Decoder(target, asked, policy).generate(prompt(9), 30))
+        found.append(Decoder(target, asked, policy).generate(prompt(9), 16))
     for one, other in zip(found[0].steps, found[1].steps, strict=True):
         assert one.tree.tokens.tolist() == other.tree.tokens.tolist()
         assert one.tree.path_log_probs == pytest.approx(other.tree.path_log_probs, abs=1e-12)

@@ -103,11 +103,12 @@ def compare(decoder: Decoder, text: list[int] = TEXT, new: int = NEW, **how: Any
 
 @pytest.mark.parametrize("drafter", sorted(DRAFTERS))
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_texts_and_trees_are_those_of_the_host(drafter, policy, dtype):
+def test_texts_and_trees_are_those_of_the_host(drafter, policy):
+    """Every two of drafter, policy, dtype and sampling meet."""
+    place = sorted(DRAFTERS).index(drafter) + sorted(POLICIES).index(policy)
+    dtype, drawn = (torch.float64, torch.float32)[place % 2], place // 2 % 2
     decoder = decoder_of(drafter, POLICIES[policy], dtype=dtype)
-    compare(decoder)
-    compare(decoder, sampling=DRAWN, seed=3)
+    compare(decoder, sampling=DRAWN if drawn else Sampling(), seed=3)
 
 
 def test_the_pairs_above_show_something():

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_models import VOCAB, prompt, tiny
+from tiny_models import VOCAB, prompt, save_pair, tiny
 
 from evaluation import exactness
 from evaluation.certify import certify
@@ -37,7 +37,10 @@ def test_other_arithmetic_is_not_certified() -> None:
 
 def test_a_file_is_certified_and_others_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file = tmp_path / "a.jsonl"
-    asked = ["--limit", "1", "--nodes", "6", "--max-new-token", "12", "--dtype", "bfloat16", "--answer-file", str(file)]
+    pair = save_pair(tmp_path)
+    (tmp_path / "q.jsonl").write_text(json.dumps({"turns": ["aabbcc"]}))
+    given = f"--base-model-path {pair}/target --draft-model-path {pair}/draft --question-file {tmp_path}/q.jsonl"
+    asked = [*f"{given} --nodes 6 --max-new-token 12 --dtype bfloat16 --answer-file".split(), str(file)]
     assert answer([*asked, "--canonical"]) == 0
     capsys.readouterr()
     assert exactness.main(["--certify", str(file), "--json"]) == 0

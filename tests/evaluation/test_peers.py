@@ -154,16 +154,6 @@ def test_the_bf16_file_has_the_model_s_own_weights(tmp_path, model):  # noqa: F8
     assert before.fields[words].contents() == after.fields[words].contents()
 
 
-def test_a_process_answers_and_its_death_is_one_line(folder):
-    process = Process("transformers", settings(folder), [min(os.sched_getaffinity(0))], 300)
-    answer = process.ask(prompt(12), 6)
-    assert len(answer["tokens"]) == 6 and 0 < answer["first_seconds"] <= answer["seconds"] and answer["peak_mb"] > 50
-    process._process.send_signal(signal.SIGSEGV)
-    with pytest.raises(PeerError, match="died of SIGSEGV"):
-        process.ask(prompt(12), 6)
-    process.close()
-
-
 started: list[Settings] = []
 
 
@@ -243,13 +233,17 @@ def test_peers_with_the_same_weights_share_a_process_and_every_kind_of_text(monk
     assert len(started) == len(peers)
 
 
-def test_a_process_serves_the_peers_that_share_it(folder, tmp_path):
+def test_a_process_serves_the_peers_that_share_it_and_its_death_is_one_line(folder, tmp_path):
     plain = settings(folder)
     process = Process("opt_tree", plain, [min(os.sched_getaffinity(0))], 300)
     tree = settings(folder, drafter=f"lm:{folder}", tree={"nodes": 4, "threshold": 0.0})
     one, other = process.ask(prompt(12), 12, plain), process.ask(prompt(12), 12, tree)
+    assert one["tokens"] == other["tokens"] and one["steps"] == len(one["tokens"]) == 12 and other["steps"] < 6
+    assert 0 < one["first_seconds"] <= one["seconds"] and one["peak_mb"] > 50
+    process._process.send_signal(signal.SIGSEGV)
+    with pytest.raises(PeerError, match="died of SIGSEGV"):
+        process.ask(prompt(12), 6, plain)
     process.close()
-    assert one["tokens"] == other["tokens"] and one["steps"] == 12 and other["steps"] < 6
     assistant = shutil.copytree(folder, tmp_path / "assistant")  # another model: its forwards are not the target's
     clock = Clock()
     ENGINES["transformers"](settings(folder, assistant=str(assistant)))(prompt(12), 12, clock)

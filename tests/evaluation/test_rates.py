@@ -1,5 +1,6 @@
 """Acceptance rates: what is counted, on laws whose rates are known."""
 
+import functools
 from collections.abc import Sequence
 from math import prod
 
@@ -27,6 +28,7 @@ def generate(policy: TreePolicy, verifier: Verifier, generations: int) -> list[G
     return [decoder.generate(CONTEXT, 40, Sampling(1.0), seed=seed) for seed in range(generations)]
 
 
+@functools.cache
 def count(kind: str, width: int, depth: int, generations: int) -> Counts:
     """What a number of generations on the measuring tree counts."""
     siblings, verifier = KINDS[kind]

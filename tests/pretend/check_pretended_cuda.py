@@ -45,8 +45,11 @@ TABLES = ("store", "ngram", "recycling")
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """Steps that are counted; calls before a capture, which choose nothing here. Each costs what it costs on a CPU."""
+    """Steps that are counted, layers of their trees; calls before a capture, which choose nothing here. Each costs what
+    it costs on a CPU.
+    """
     monkeypatch.setattr(waits, "STEPS", 2)
+    monkeypatch.setattr(waits, "POLICY", OptTree(nodes=60, threshold=0.2, max_depth=4))
     monkeypatch.setattr(waits, "BUCKETS", Buckets((8, 64), (512,)))
     monkeypatch.setattr("opt_tree.backends.cuda_graphs._WARM_UPS", 1)
 
@@ -86,7 +89,7 @@ def test_presets(preset):
     for device in ("cpu", "cuda"):
         made = decoder(device, "draft")
         ready = PRESETS[preset].make(made.target, made.drafter)
-        texts.append(ready.generate(prompt(20), 10, DRAWN, seed=1).tokens)
+        texts.append(ready.generate(prompt(20), 7, DRAWN, seed=1).tokens)
     assert len(texts[0]) == len(texts[1])
     if not any(policy.children.sampled for policy in ready.policy.policies):
         assert texts[0] == texts[1]
@@ -95,7 +98,7 @@ def test_presets(preset):
 @pytest.mark.parametrize("name", sorted(DRAFTERS))
 def test_every_drafter_waits_once_a_layer_and_once_a_step(name):
     pair = pair_with(DRAFTERS[name])
-    found = measure(pair)
+    found = measure(pair, apart=False)
     # One forward drafts a block; the Markov head then reads the parents of each place.
     layers = pair.drafter.rows if name == "dspark" else found.layers
     assert found.waits <= layers + 1
@@ -104,7 +107,7 @@ def test_every_drafter_waits_once_a_layer_and_once_a_step(name):
 
 @pytest.mark.parametrize("name", ["lm", "eagle", "recycling"])
 def test_a_sampled_verdict_is_read_once_as_well(name):
-    found = measure(pair_with(DRAFTERS[name]), DRAWN)
+    found = measure(pair_with(DRAFTERS[name]), DRAWN, apart=False)
     assert found.waits <= found.layers + 2
 
 

@@ -31,6 +31,7 @@ DRAFTERS = {
 }
 ON_DEVICE = ("lm", "eagle", "eagle3")
 """Drafters whose steps can stay there."""
+POLICY = opt_tree.OptTree(nodes=60, threshold=0.2)
 STEPS = 4
 BUCKETS = opt_tree.Buckets((1, 8, 16, 32, 64), (512,))
 
@@ -56,17 +57,19 @@ def pair_with(spec: str, captured: bool = False) -> Any:
     return pair
 
 
-def measure(pair: Any, sampling: Any = None) -> Waits:
-    """Count over steps in the middle of a text; the launches of a plain step are those of the verification."""
+def measure(pair: Any, sampling: Any = None, apart: bool = True) -> Waits:
+    """Count over steps in the middle of a text.
+
+    `apart`: launches of the verification, which are those of a plain step, are not counted as the draft's.
+    """
     sampling = sampling or opt_tree.Sampling()
     prompt = pair.encode("Tell me a short story about a fox and a lantern.")
-    policy = opt_tree.OptTree(nodes=60, threshold=0.2)
-    decoder, plainly = opt_tree.Decoder(pair.target, pair.drafter, policy), plain(pair.target)
+    decoders = [opt_tree.Decoder(pair.target, pair.drafter, POLICY), *([plain(pair.target)] if apart else [])]
     if pair.target.buckets:  # a shape is captured when it first comes
-        counted(decoder, prompt, sampling), counted(plainly, prompt, sampling)
-    layers, log = counted(decoder, prompt, sampling)
-    _, alone = counted(plainly, prompt, sampling)
-    launches, verify = log.kernels.total() / STEPS, alone.kernels.total() / STEPS
+        for one in decoders:
+            counted(one, prompt, sampling)
+    (layers, log), *alone = [counted(one, prompt, sampling) for one in decoders]
+    launches, verify = log.kernels.total() / STEPS, sum(one.kernels.total() for _, one in alone) / STEPS
     return Waits(layers, log.waits / STEPS, log.uploads.total() / STEPS, max(launches - verify, 0), verify)
 
 
@@ -74,7 +77,7 @@ def measure_on_device(pair: Any, sampling: Any = None) -> Waits:
     """Count over steps that stay on the device; all launches together, in the place of the draft's."""
     sampling = sampling or opt_tree.Sampling()
     prompt = pair.encode("Tell me a short story about a fox and a lantern.")
-    decoder = on_device(opt_tree.Decoder(pair.target, pair.drafter, opt_tree.OptTree(nodes=60, threshold=0.2)))
+    decoder = on_device(opt_tree.Decoder(pair.target, pair.drafter, POLICY))
     if pair.target.buckets:
         counted(decoder, prompt, sampling)
     layers, log = counted(decoder, prompt, sampling)
