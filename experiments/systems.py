@@ -104,7 +104,8 @@ def systems_of(options: Options) -> dict[str, System]:
         "delayed": System(
             "lm:demo",
             (*selected, "delayed"),
-            drawn("3 branches of 5, SpecInfer's rule", Sampled.chains(3, 5), multi_round)
+            drawn("4 branches of 2, SpecInfer's rule", Sampled.chains(4, 2), multi_round)
+            | drawn("3 branches of 5, SpecInfer's rule", Sampled.chains(3, 5), multi_round)
             | drawn("3 branches of 5, traversal", Sampled.chains(3, 5), traversal)
             | drawn("trunk of 2, 3 branches of 4, traversal", Delayed(), traversal)
             | drawn("chain of 2, SpecInfer's rule", Sampled.chain(2), multi_round)
