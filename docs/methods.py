@@ -159,6 +159,8 @@ READ = {
 }
 """What was read of each paper that a method names."""
 DIFFERS = {
+    "adaeagle": "as `predicted`",
+    "adaeagle_ddd": "as `predicted`",
     "beta": "the posterior's update is ours",
     "calibrated": "the update and the prediction are ours",
     "delayed_selected": "trained on one draw a root, where the paper averages four; the penalty's sizes are ours",
@@ -174,7 +176,7 @@ DIFFERS = {
     "parallelspec": "what stands for a mask's feature is ours",
     "parallelspec_eagle": "as `parallelspec`",
     "parallelspec_medusa": "as `parallelspec`: its head reads EAGLE's pairs, the paper's for Medusa was not read",
-    "predicted": "a distribution over lengths, where the paper's predictor says one number",
+    "predicted": "the width, the penalty and a LayerNorm on what goes in are ours: the paper does not say them",
     "rasd": "the pruning is a report's, the sizes are EAGLE-2's and REST's; as a drafter under another policy, that "
     "policy picks from both trees",
     "rheo": "recursive rejection, where the paper has optimal transport",
@@ -240,7 +242,7 @@ def overview() -> str:
             *parts,
             "## Presets\n",
             "`make_preset(NAME, target, drafter)` of `opt_tree.tools.presets`: a method's decoder. PATH is the folder",
-            "of what was trained for it. `python -m experiments.systems` sets four of them beside OPT-Tree.\n",
+            "of what was trained for it. `python -m experiments.systems` sets those of five papers beside OPT-Tree.\n",
             table(PRESETS.values(), {}),
         ]
     )

@@ -64,8 +64,8 @@ LONGEST = 8
 PLAIN: dict[str, TreePolicy] = {"plain": Static.empty()}
 CHAINS = PLAIN | {f"chain of {length}": Static.chain(length) for length in range(1, LONGEST + 1)}
 TREES = PLAIN | {f"opt {n}/{threshold}": OptTree(n, threshold) for n, threshold in ((6, 0.45), (12, 0.45), (24, 0.3))}
-PENALTY, THRESHOLD = 1.0, 0.4
-"""Of the published rules: the penalty by tuning on other prompts, the threshold about what a layer costs."""
+THRESHOLD = 0.4
+"""About what a layer costs."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Materials:
     costs: Costs
     seed: int = 0
 
-    def predicted(self, price: Costs | float, chain: Callable[[int], TreePolicy] = Static.chain) -> TreePolicy:
+    def predicted(self, chain: Callable[[int], TreePolicy] = Static.chain) -> TreePolicy:
         """A controller of predicted lengths."""
         assert self.predictor is not None and isinstance(self.pair.target, CausalLM)
-        return PredictedLength(self.predictor, self.pair.target, price, chain)
+        return PredictedLength(self.predictor, self.pair.target, chain)
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,9 @@ class Candidate:
 
 
 CONTROLLERS: dict[str, Candidate] = {
-    "predicted": Candidate(lambda known: known.predicted(known.costs), CHAINS, True),
-    "predicted, published": Candidate(lambda known: known.predicted(PENALTY), CHAINS),
-    "predicted, published with threshold": Candidate(
-        lambda known: known.predicted(PENALTY, lambda least: ThresholdChain(LONGEST, THRESHOLD, least)), CHAINS
+    "predicted": Candidate(lambda known: known.predicted(), CHAINS),
+    "predicted with threshold": Candidate(
+        lambda known: known.predicted(lambda least: ThresholdChain(LONGEST, THRESHOLD, least)), CHAINS
     ),
     "threshold": Candidate(lambda known: ThresholdChain(LONGEST, THRESHOLD), CHAINS),
     "beta": Candidate(lambda known: BetaLength(LONGEST, seed=known.seed), CHAINS, draws=True),

@@ -1,4 +1,4 @@
-"""Systems of four papers, each whole, beside OPT-Tree alone on the same prompts with as many nodes and layers.
+"""Systems of five papers, each whole, beside OPT-Tree alone on the same prompts with as many nodes and layers.
 
     python -m experiments.systems --systems rasd --bench-name heldout --limit 24 --dtype float32
 
@@ -15,7 +15,7 @@ from typing import ClassVar
 from evaluation.command_line import main_of, option
 from evaluation.run.options import Asked
 
-NAMES = ("rasd", "eesd", "parallelspec", "delayed")
+NAMES = ("rasd", "adaeagle", "eesd", "parallelspec", "delayed")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Options(Asked):
     drafter: str | None = option(None, "instead of the drafter that each system is made for")
     systems: str = option(",".join(NAMES), "which of them, a comma list")
     max_new_tokens: int = option(64, "new tokens a question, at most", least=1)
+    length: str = option("demo", "folder of AdaEAGLE's predictor, or demo")
     trees: str | None = option(
         None, "folder of the selector of delayed trees; by default that system stands without it"
     )
@@ -97,12 +98,14 @@ def systems_of(options: Options) -> dict[str, System]:
     eagle2: dict[str, Make] = {"EAGLE-2": lambda pair: Decoder(pair.target, pair.drafter.bare, Eagle2())}
     return {
         "rasd": System("rasd:eagle:demo+store:demo", ("rasd",), eagle2, drafted=Eagle2().max_depth),
+        "adaeagle": System("eagle:demo", (f"adaeagle:{options.length}", f"adaeagle_ddd:{options.length}"), CHAINS),
         "eesd": System("exit:demo", ("eesd", "eesd_beta"), CHAINS),
         "parallelspec": System("parallelspec:demo", ("parallelspec_eagle", "parallelspec_medusa"), {}),
         "delayed": System(
             "lm:demo",
             (*selected, "delayed"),
-            drawn("3 branches of 5, SpecInfer's rule", Sampled.chains(3, 5), multi_round)
+            drawn("4 branches of 2, SpecInfer's rule", Sampled.chains(4, 2), multi_round)
+            | drawn("3 branches of 5, SpecInfer's rule", Sampled.chains(3, 5), multi_round)
             | drawn("3 branches of 5, traversal", Sampled.chains(3, 5), traversal)
             | drawn("trunk of 2, 3 branches of 4, traversal", Delayed(), traversal)
             | drawn("chain of 2, SpecInfer's rule", Sampled.chain(2), multi_round)

@@ -4,6 +4,7 @@ Owns the list. A drafter goes with each; what it is, the caller says.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from opt_tree.drafter import Drafter
 from opt_tree.errors import require
 from opt_tree.methods.controllers.beta_length import BetaLength
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength
+from opt_tree.methods.controllers.predicted import LengthPredictor, PredictedLength
 from opt_tree.methods.controllers.registry import Wanted, make_controller
 from opt_tree.methods.controllers.selected import SelectedTree
 from opt_tree.methods.controllers.selector import Selector
@@ -29,6 +31,7 @@ from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.policies.sequoia import SequoiaTree
 from opt_tree.methods.policies.static import EAGLE_1, TOKEN_RECYCLING, Static
 from opt_tree.methods.policies.talon import Talon
+from opt_tree.methods.policies.threshold_chain import ThresholdChain
 from opt_tree.methods.registry import Method, Registry
 from opt_tree.methods.verifiers.block_verification import block
 from opt_tree.methods.verifiers.k_sequential import k_seq
@@ -71,6 +74,18 @@ def rasd(target: Target, drafter: Drafter) -> Decoder:
     return Decoder(target, fused, BothTrees(fused))
 
 
+def adaeagle(target: Target, drafter: Drafter, folder: str, threshold: float | None = None) -> Decoder:
+    """AdaEAGLE (arXiv:2412.18910): an EAGLE head's chain, as long as its predictor says or, with a threshold, longer.
+
+    The latter is AdaEAGLE-DDD: it drafts on while the probability of the path is at least the threshold.
+    """
+    require(CausalLM, target=target)
+    lm = cast(CausalLM, target)
+    predictor = LengthPredictor.load(folder, lm)
+    chain = Static.chain if threshold is None else functools.partial(ThresholdChain, predictor.longest, threshold)
+    return Decoder(target, drafter, PredictedLength(predictor, lm, chain))
+
+
 def eesd(target: Target, drafter: Drafter, control: Callable[[], TreePolicy] = CalibratedLength) -> Decoder:
     """EESD (arXiv:2406.03853): an early exit, drafter `exit:PATH`, whose chain is as long as Thompson sampling says."""
     return Decoder(target, drafter, control())
@@ -85,12 +100,12 @@ def delayed_selected(target: Target, drafter: Drafter, folder: str) -> Decoder:
 
 
 def make_preset(spec: str, target: Target, drafter: Drafter) -> Decoder:
-    """Make the decoder of a preset: `rasd`, or `delayed_selected:PATH` for one with a trained part.
+    """Make the decoder of a preset: `rasd`, or `adaeagle:PATH` for one with a trained part; "demo" is the embedded one.
 
     Raises ValueError for an unknown name and a path that is missing or not wanted, CheckpointError for a PATH that
     holds nothing for this pair.
 
-        make_preset("rasd", pair.target, pair.drafter).generate(pair.encode("Why is the sky blue?"))
+        make_preset("adaeagle:demo", pair.target, pair.drafter).generate(pair.encode("Why is the sky blue?"))
     """
     name, path = PRESETS.split(spec)
     method = PRESETS.named(name)
@@ -105,6 +120,14 @@ def _list(name: str, make: Callable[..., Decoder], paper: str, about: str, **mor
 
 
 _list("rasd", rasd, "2503.03434", "the model's tree and the retrieved one, fused and verified whole")
+_list("adaeagle", adaeagle, "2412.18910", "an EAGLE head's chain, its length predicted", part="length")
+_list(
+    "adaeagle_ddd",
+    lambda target, drafter, folder: adaeagle(target, drafter, folder, math.exp(-0.6)),
+    "2412.18910",
+    "the same, drafted on while the head is sure",
+    part="length",
+)
 _list("eesd", eesd, "2406.03853", "an early exit's chain, its length by the calibrated posterior")
 _list(
     "eesd_beta",

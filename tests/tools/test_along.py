@@ -127,7 +127,7 @@ def test_what_a_text_does_not_say_is_refused() -> None:
     text = StoredText(PROMPT, [1, 2, 3], 3)
     with pytest.raises(ValueError, match="wild draws its children"):
         along(drafter, text, {"wild": Sampled.chains(2, 2)})
-    length = PredictedLength(LengthPredictor(target.hidden), target, 1.0)
+    length = PredictedLength(LengthPredictor(target.hidden), target)
     with pytest.raises(ValueError, match="seer reads the target's hidden states"):
         along(drafter, text, {"seer": length})
     with pytest.raises(ValueError, match="the target is needed"):

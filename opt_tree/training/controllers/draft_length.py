@@ -5,10 +5,10 @@
 
 The labels are the target's own answers unrolled: behind every token of an answer, how many tokens of the head's best
 chain the answer goes on with. Every position of a document is unrolled in one batch, as deep as `--longest`
-(`opt_tree.training.heads.eagle.passes`). Use answers to prompts that the head was not trained on: to others
-its chains are longer. The predictor says of each further token whether it is accepted, given that all before it are, so
-that a chain that outlives its answer counts as far as it can be judged. Target and head are frozen; one document in ten
-is held out.
+(`opt_tree.training.heads.eagle.passes`), and counts as far as the answer goes. Use answers to prompts that the head was
+not trained on: to others its chains are longer. A prediction that is too short costs `--penalty` times as much as one
+that is too long (equation 4; the paper does not say the number). Target and head are frozen; one document in ten is
+held out.
 """
 
 import sys
@@ -22,8 +22,9 @@ class Plan:
     """How a predictor is trained."""
 
     longest: int = 8  # tokens of the longest chain
-    width: int = 96  # of the perceptron
-    epochs: int = 3
+    penalty: float = 2.0  # of a prediction that is too short, over one that is too long
+    width: int = 64  # of the perceptron
+    epochs: int = 8
     batch: int = 512  # labels of a step
     lr: float = 2e-3  # highest learning rate; it falls to nothing by a cosine
     seed: int = 0
@@ -72,12 +73,10 @@ class Labels(NamedTuple):
 
     features: Float[Tensor, "roots hidden"]
     """Of the token before the root."""
-    tokens: Int[Tensor, "roots 2"]
-    """That token, and the root."""
+    tokens: Int[Tensor, " roots"]
+    """That token."""
     lengths: Int[Tensor, " roots"]
     """Accepted tokens."""
-    ahead: Int[Tensor, " roots"]
-    """Tokens of the answer behind the root, beyond which nothing can be judged."""
 
 
 @torch.no_grad()
@@ -111,51 +110,51 @@ def label(pair: Pair, examples: Iterable[Example], longest: int) -> Labels:
         tokens, first = torch.tensor(example.tokens, device=pair.target.device), max(example.answer - 1, 1)
         features = hidden_states(pair.target.model, tokens[None], layers)
         lengths = chain_lengths(drafter, features, tokens, first, longest)
-        roots = torch.arange(first, len(tokens) - 1)
-        pairs = torch.stack([tokens[roots - 1], tokens[roots]], -1)
-        found.append(Labels(features[LAST][0, roots - 1], pairs, lengths, len(tokens) - 1 - roots))
+        found.append(Labels(features[LAST][0, first - 1 : -2], tokens[first - 1 : -2], lengths))
     if not found:
         raise ValueError("there are no answers to make labels of")
     return Labels(*(torch.cat(parts).clone() for parts in zip(*found, strict=True)))
 
 
-def likelihood(logits: Float[Tensor, "roots longest"], labels: Labels) -> Float[Tensor, " roots"]:
-    """Return the negative log-likelihood of each length, in nats, as far as the answer could tell."""
-    depths = torch.arange(logits.shape[1])
-    accepted = (depths < labels.lengths[:, None]).float()
-    judged = (depths <= labels.lengths[:, None]) & (depths < labels.ahead[:, None])
-    return (F.binary_cross_entropy_with_logits(logits, accepted, reduction="none") * judged).sum(-1)
+def loss_of(
+    predicted: Float[Tensor, " roots"], lengths: Int[Tensor, " roots"], penalty: float
+) -> Float[Tensor, " roots"]:
+    """The distance from what is right, times `penalty` where it is too short (equation 4)."""
+    off = predicted - lengths
+    return off.abs() * torch.where(off < 0, penalty, 1.0)
 
 
-def constant(labels: Labels, longest: int) -> Float[Tensor, "1 longest"]:
-    """Return the logits that know nothing of the root."""
-    depths = torch.arange(longest)
-    judged = (depths <= labels.lengths[:, None]) & (depths < labels.ahead[:, None])
-    accepted = (depths < labels.lengths[:, None]).sum(0)
-    return torch.logit((accepted + 1) / (judged.sum(0) + 2))[None]
+def constant(lengths: Int[Tensor, " roots"], penalty: float) -> float:
+    """The one number of least loss: a quantile."""
+    return float(lengths.float().quantile(penalty / (1 + penalty)))
 
 
 def fit(labels: Labels, embed: nn.Module, plan: Plan) -> LengthPredictor:
     torch.manual_seed(plan.seed)
     predictor = LengthPredictor(labels.features.shape[1], plan.longest, plan.width)
+    with torch.no_grad():
+        predictor.leave.bias.fill_(constant(labels.lengths, plan.penalty))
 
-    def loss_of(rows: Tensor) -> Tensor:
+    def loss_of_rows(rows: Tensor) -> Tensor:
         batch = Labels(*(part[rows] for part in labels))
-        known = (F.dropout(part.float(), DROPOUT) for part in (batch.features, embed(batch.tokens)))
-        return likelihood(predictor(*known), batch).mean()
+        known = (F.dropout(part.float(), DROPOUT) for part in (embed(batch.tokens), batch.features))
+        return loss_of(predictor(*known), batch.lengths, plan.penalty).mean()
 
     optimizer = torch.optim.AdamW(predictor.parameters(), plan.lr, weight_decay=0.05)
-    for _ in epochs(optimizer, loss_of, len(labels.lengths), plan.batch, plan.epochs):
+    for _ in epochs(optimizer, loss_of_rows, len(labels.lengths), plan.batch, plan.epochs):
         pass
     return predictor.eval()
 
 
 @torch.no_grad()
-def judge(predictor: LengthPredictor, embed: nn.Module, labels: Labels) -> float:
-    """Return the mean negative log-likelihood of a predictor, in nats."""
+def judge(predictor: LengthPredictor, embed: nn.Module, labels: Labels, penalty: float) -> float:
+    """Return the mean loss of a predictor."""
     rows = torch.arange(len(labels.lengths)).split(4096)
-    batches = (Labels(*(part[some] for part in labels)) for some in rows)
-    found = [likelihood(predictor(batch.features.float(), embed(batch.tokens).float()), batch) for batch in batches]
+    batches = [Labels(*(part[some] for part in labels)) for some in rows]
+    found = [
+        loss_of(predictor(embed(batch.tokens).float(), batch.features.float()), batch.lengths, penalty)
+        for batch in batches
+    ]
     return float(torch.cat(found).mean())
 
 
@@ -179,9 +178,11 @@ def train(args: argparse.Namespace) -> None:
         "labels": len(labels.lengths),
         "heldout": len(heldout.lengths),
         "mean_length": round(float(heldout.lengths.float().mean()), 3),
-        "nats": round(judge(predictor, embed, heldout), 4),
-        "nats_of_a_constant": round(
-            float(likelihood(constant(labels, plan.longest).expand(len(heldout.lengths), -1), heldout).mean()), 4
+        "penalty": plan.penalty,
+        "loss": round(judge(predictor, embed, heldout, plan.penalty), 4),
+        "loss_of_a_constant": round(
+            float(loss_of(torch.tensor(constant(labels.lengths, plan.penalty)), heldout.lengths, plan.penalty).mean()),
+            4,
         ),
     }
     save(predictor, facts, args.output)

@@ -78,6 +78,7 @@ from opt_tree.random import Random
 from opt_tree.sampling import Logits, Sampling, whole
 from opt_tree.step import Outcome, Step
 from opt_tree.system.command_line import from_fields
+from opt_tree.target import Output
 from opt_tree.tools.cost_files import read_costs
 from opt_tree.tools.pair import Pair, load_pair
 from opt_tree.tools.step_costs import costs_of
@@ -215,10 +216,15 @@ class Survey(SelectedTree):
         self.plan, self.comb = plan, Comb(plan.branches, plan.trunk, plan.length)
         self.policies = (self.comb, Delayed(2, 1, 0))
         self.found: list[tuple[Known, Tensor, Tensor]] = []
-        self._due, self._root, self._length = 0, None, 0
+        self._due, self._root, self._length, self._end = 0, None, 0, 0
+
+    def begin(self, prompt: list[int], prefill: Output | None) -> None:
+        super().begin(prompt, prefill)
+        self._end = len(prompt) + self.plan.tokens
 
     def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
-        self._root = self.known(context, root) if root is not None and self._due <= 0 else None
+        room = len(context) + self.comb.max_depth < self._end  # a comb that is cut tells nothing, and costs the most
+        self._root = self.known(context, root) if root is not None and self._due <= 0 and room else None
         self._length = len(context)
         return self.policies[0 if self._root is not None else 1]
 

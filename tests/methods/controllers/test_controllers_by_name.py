@@ -68,6 +68,8 @@ def test_a_folder_that_holds_nothing_is_refused(pair):
     ("name", "drafter"),
     [
         ("rasd", "rasd:eagle:demo+store:demo"),
+        ("adaeagle:demo", "eagle:demo"),
+        ("adaeagle_ddd:demo", "eagle:demo"),
         ("eesd", "exit:demo"),
         ("eesd_beta", "exit:demo"),
         ("parallelspec_eagle", "parallelspec:demo"),

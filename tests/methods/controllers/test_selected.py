@@ -12,6 +12,7 @@ from table_models import TableDrafter, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_drafter, tiny_head, tiny_tokenizer
 
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, EagleDrafter, Sampling, generate_batch
+from opt_tree.answers import LogProbs
 from opt_tree.methods.controllers.selected import SelectedTree
 from opt_tree.methods.controllers.selector import SCALARS, Action, Choice, Known, Selector
 from opt_tree.methods.drafters.seen import Noted, Seen
@@ -26,6 +27,7 @@ from opt_tree.training.controllers import tree_values
 from opt_tree.training.controllers.tree_values import (
     Comb,
     Plan,
+    Survey,
     Surveyed,
     actions_of,
     best_single,
@@ -193,6 +195,17 @@ def test_at_temperature_0_the_text_is_plain_decodings():
     assert decoder.generate(prompt(9), 30).tokens == plain(target).generate(prompt(9), 30).tokens
     batch = generate_batch(decoder, [prompt(9), prompt(5)], 20, width=2)
     assert [one.tokens for one in batch] == [plain(target).generate(prompt(n), 20).tokens for n in (9, 5)]
+
+
+def test_no_comb_is_drawn_where_it_has_no_room():
+    """Its two layers and the target's token behind them stand before the end of the text, or it is not drawn."""
+    plan = Plan(branches=2, trunk=1, length=1, tokens=4)
+    watching = Survey(selector_of(), SeenTable(Shown(hashed_laws(2, 3))), plan)
+    watching.known = lambda context, root: context
+    watching.begin([0, 1], None)
+    law = LogProbs(torch.zeros(1, 3))
+    drawn = [watching.choose([0] * length, law) is watching.policies[0] for length in range(2, 6)]
+    assert drawn == [True, True, False, False]
 
 
 def surveyed(rows: int, seed: int) -> Surveyed:
