@@ -6,6 +6,7 @@ Everything that a model computes goes through `Backend.forward`. Knows nothing o
 import functools
 import inspect
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -195,10 +196,10 @@ def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
         ) from error
 
 
-@functools.cache
-def cache_argument(kind: Any) -> str:
-    """By what name a class of modules takes a transformers cache; where it names none, the installed transformers'."""
-    return next((name for name in ("cache", "past_key_values") if takes(kind, name)), _CACHE)
+cache_argument: Callable[[Any], str] = functools.cache(
+    lambda kind: next((name for name in ("cache", "past_key_values") if takes(kind, name)), _CACHE)
+)
+"""By what name a class of modules takes a transformers cache; where it names none, the installed transformers'."""
 
 
 def takes(model: Any, name: str) -> bool:

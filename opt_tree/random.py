@@ -59,7 +59,6 @@ class Random:
         normalised. A token of probability 0 never arrives, and one of less than 2^-53 / (37 vocab) of the row's sum
         never wins, as noise lies between 2^-53 and 37: what a softmax in float32 rounds to 0 makes no difference.
         """
-        # Rows of one depth share their noise, so it is made once a depth.
         once, which = np.unique(depths, return_inverse=True)
         noise = self.noise(once, probs.shape[1], probs.device)
         arrivals = (noise if len(once) == 1 else noise[send(which, noise.device)]) / probs

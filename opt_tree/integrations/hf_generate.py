@@ -174,7 +174,7 @@ def _generate(
         reasons = [result.finish_reason for result in results]
         return TreeOutput(  # type: ignore[call-arg]
             sequences=cast(Any, sequences),
-            **{"cache" if hasattr(TreeOutput, "cache") else "past_key_values": cache},
+            **cast(Any, {"cache" if hasattr(TreeOutput, "cache") else "past_key_values": cache}),
             scores=_per_token("scores", recorders, results, input_ids.device) if config.output_scores else None,
             logits=_per_token("logits", recorders, results, input_ids.device) if config.output_logits else None,
             finish_reason=reasons[0] if len(reasons) == 1 else reasons,
@@ -368,7 +368,7 @@ def _start(
     alone: bool,
 ) -> AbstractContextManager:
     """Return the context in which the prompt begins with rows that transformers computed: a given cache, or media."""
-    target, past = cast(AnyLM, decoder.target), inputs.get("cache")
+    target, past = cast(AnyLM, decoder.target), cast(Any, inputs.get("cache"))
     if not getattr(past, "_is_user_defined", False):
         past = None  # transformers made it, and it is empty
     kind = target.model.config.model_type
