@@ -55,6 +55,8 @@ def _expected(axes: Axes, texts: Sequence[Along]) -> None:
     drawn, random = [], np.random.default_rng(0)
     for name, label, colour in (("opt 60", "bare", "#d9730d"), ("opt 60, fitted", "fitted temperature", "#2b6cb0")):
         expected, accepted = pairs(texts, name)
+        if not len(expected):  # `--bare`
+            continue
         axes.plot(expected, accepted + random.uniform(-0.2, 0.2, len(accepted)), ".", color=colour, ms=3, alpha=0.25)
         column = np.round(expected)
         values = [value for value in np.unique(column) if (column == value).sum() >= min(_FEWEST, len(column))]
