@@ -23,6 +23,7 @@ from opt_tree.target import Output
 from opt_tree.tree import fetch
 
 _ROUNDING = 1e-2
+"""How far path log-probabilities of a graph and of its kernels one by one may lie apart, also as a part of them."""
 
 
 class CapturedStep(DeviceStep):
