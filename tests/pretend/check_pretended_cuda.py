@@ -362,4 +362,4 @@ def test_a_first_gpu_s_command_runs_on_it(tmp_path, monkeypatch):
     options = ["--dry-run", "--parts", "machine,budgets", "--output", str(written)]
     assert first_light.main(options) == 0
     parts = json.loads(written.with_suffix(".json").read_text())["parts"]
-    assert parts["machine"]["rows"] and len(parts["budgets"]["rows"]) == 4
+    assert parts["machine"]["rows"] and len(parts["budgets"]["rows"]) == 6

@@ -117,7 +117,7 @@ def label(pair: Pair, examples: Iterable[Example], longest: int) -> Labels:
 
 
 def loss_of(
-    predicted: Float[Tensor, " roots"], lengths: Int[Tensor, " roots"], penalty: float
+    predicted: Float[Tensor, " #roots"], lengths: Int[Tensor, " roots"], penalty: float
 ) -> Float[Tensor, " roots"]:
     """The distance from what is right, times `penalty` where it is too short (equation 4)."""
     off = predicted - lengths
@@ -173,6 +173,7 @@ def train(args: argparse.Namespace) -> None:
     labels, heldout = (label(pair, some, plan.longest) for some in (kept, examples[::HELD_OUT]))
     embed = pair.target.model.get_input_embeddings()
     predictor = fit(labels, embed, plan)
+    simplest = torch.tensor([constant(labels.lengths, plan.penalty)])
     facts = {
         "drafter": args.drafter,
         "labels": len(labels.lengths),
@@ -180,10 +181,7 @@ def train(args: argparse.Namespace) -> None:
         "mean_length": round(float(heldout.lengths.float().mean()), 3),
         "penalty": plan.penalty,
         "loss": round(judge(predictor, embed, heldout, plan.penalty), 4),
-        "loss_of_a_constant": round(
-            float(loss_of(torch.tensor(constant(labels.lengths, plan.penalty)), heldout.lengths, plan.penalty).mean()),
-            4,
-        ),
+        "loss_of_a_constant": round(float(loss_of(simplest, heldout.lengths, plan.penalty).mean()), 4),
     }
     save(predictor, facts, args.output)
     print(json.dumps(facts))
