@@ -218,7 +218,7 @@ def budgets(place: Place) -> list[Row]:
         for nodes, threshold in itertools.product(sizes, (0.2, 0.05)):
             decoder = Decoder(pair.target, pair.drafter, OptTree(nodes, threshold))
             methods[f"{nodes}, {threshold}"] = InLoop(decoder, stop=pair.stop)
-        for nodes in sizes:  # steps of the host and captured whole, side by side: neither's threshold saves a forward
+        for nodes in sizes:  # steps of the host beside steps that are one graph, which no threshold shortens
             decoder = Decoder(pair.target, pair.drafter, OptTree(nodes, 0, 6))
             device = on_device(decoder)
             if device.why is None:

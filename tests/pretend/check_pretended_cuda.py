@@ -112,9 +112,9 @@ def test_a_sampled_verdict_is_read_once_as_well(name):
 
 
 @pytest.mark.parametrize("name, sampling", [*((name, Sampling()) for name in waits.ON_DEVICE), ("lm", DRAWN)])
-def test_a_step_on_the_device_is_read_once_and_sent_twice_at_most(name, sampling):
+def test_a_step_on_the_device_is_read_once_and_sent_once(name, sampling):
     found = measure_on_device(pair_with(DRAFTERS[name]), sampling)
-    assert found.waits == 1 and found.uploads <= 2
+    assert found.waits == 1 and found.uploads == 1
 
 
 @pytest.mark.parametrize("kind", ["draft", "eagle"])
@@ -143,24 +143,34 @@ def test_a_captured_step_is_one_launch_and_one_read():
     assert found.waits == 1 and found.uploads == 1 and found.draft_launches <= 6, found
 
 
-@pytest.mark.parametrize("change", ["weights", "layers", "room", "copy and scale"])
+@pytest.mark.parametrize("change", ["weights", "layers", "room", "scale"])
 def test_a_captured_step_is_dropped_when_what_it_holds_has_changed(change):
-    device, here = on_device(captured("draft")), decoder("cpu", "draft")
-    device.generate(prompt(20), 12)
+    device, here, long = on_device(captured("draft")), decoder("cpu", "draft"), prompt(40)
+    device.generate(long, 12)  # its prefill is in no bucket, so that a forward does not notice before a step does
+    accept, read = device.drafter.accept, list[set[int]]()
     if change == "weights":
         for lm in (device.target, here.target):
             layer = lm.model.model.layers[0].mlp.down_proj
             layer.weight = torch.nn.Parameter(layer.weight.detach() * 1.5)
     elif change == "layers":
         device.target.watch((0,))
+        device.drafter.accept = lambda outcome: (read.append(set(outcome.features)), accept(outcome))[1]
     elif change == "room":
         device.target.cache.reserve(4 * device.target.cache.capacity)
     else:
         device.drafter.calibrated(0.5), here.drafter.calibrated(0.5)
-        device = copy.deepcopy(device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # new weights are computed eagerly first
-        same(device.generate(prompt(20), 12), here.generate(prompt(20), 12))
+        same(device.generate(long, 12), here.generate(long, 12))
+    assert change != "layers" or (len(read) > 2 and all(layers == {0} for layers in read))
+
+
+def test_a_copy_captures_its_own():
+    device = on_device(captured("draft"))
+    device.generate(prompt(20), 12)
+    before = graphs.counts["captures"]
+    same(copy.deepcopy(device).generate(prompt(20), 12), decoder("cpu", "draft").generate(prompt(20), 12))
+    assert graphs.counts["captures"] > before
 
 
 def test_a_graph_that_says_something_else_is_not_taken(monkeypatch):
