@@ -1,4 +1,4 @@
-"""What a run leaves on disk for the next one: checkpoints."""
+"""What a run leaves on disk for the next one, checkpoints, and the dtype that it computes in."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from opt_tree.models.checkpoints import fast_bfloat16
 from opt_tree.system.files import whole
+
+
+def working_dtype() -> torch.dtype:
+    """Return bfloat16 with an accelerator or on a CPU that multiplies it, else float32, which is faster there."""
+    return torch.bfloat16 if torch.cuda.is_available() or fast_bfloat16() else torch.float32
 
 
 def write_checkpoint(

@@ -44,6 +44,7 @@ from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.system.files import whole
 from opt_tree.tools.pair import encode, stop_tokens
 from opt_tree.training.answers import load_part, narrow
+from opt_tree.training.files import working_dtype
 from opt_tree.training.prompts import read_prompts
 
 
@@ -88,8 +89,8 @@ def save_documents(documents: list[list[int]], path: Path) -> None:
 
 
 def load_target(folder: Path) -> PreTrainedModel:
-    """Load a model that answers, in bfloat16, on an accelerator where there is one."""
-    target = load_weights(str(folder), torch.bfloat16).eval()
+    """Load a model that answers, in `working_dtype`, on an accelerator where there is one."""
+    target = load_weights(str(folder), working_dtype()).eval()
     return target.to("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -74,7 +74,7 @@ from opt_tree.methods.drafters.heads.block_network import block_network, run_blo
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.models.output_scaling import scaling_of
 from opt_tree.system.command_line import from_fields
-from opt_tree.training.files import write_checkpoint
+from opt_tree.training.files import working_dtype, write_checkpoint
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.features import COUNTS
 from opt_tree.training.heads.head_loss import Judge
@@ -225,7 +225,7 @@ def save_dspark(model: DSparkModel, folder: Path, tokens: Int[Tensor, " columns"
 
 
 def train(args: argparse.Namespace) -> None:
-    plan, target = from_fields(DSparkPlan, args), load_weights(str(args.target), torch.bfloat16)
+    plan, target = from_fields(DSparkPlan, args), load_weights(str(args.target), working_dtype())
     if args.causal and args.markov != "none":
         raise ValueError(f"--causal goes with --markov none, not {args.markov}")
     count = target.config.get_text_config().num_hidden_layers

@@ -47,7 +47,7 @@ from transformers import PreTrainedModel
 from opt_tree.methods.drafters.heads.early_exit import KIND, ExitLayer
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.system.command_line import from_fields
-from opt_tree.training.files import write_checkpoint
+from opt_tree.training.files import working_dtype, write_checkpoint
 from opt_tree.training.heads.batches import Batch, Documents
 from opt_tree.training.heads.head_loss import HeadLoss, columns_of
 from opt_tree.training.heads.run import Training, train_as_told
@@ -76,7 +76,7 @@ def save_exit(layer: ExitLayer, target: PreTrainedModel, folder: Path) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    plan, target = from_fields(ExitPlan, args), load_weights(str(args.target), torch.bfloat16)
+    plan, target = from_fields(ExitPlan, args), load_weights(str(args.target), working_dtype())
     text = target.config.get_text_config()
     plan.check(text.vocab_size)
     layers = text.num_hidden_layers

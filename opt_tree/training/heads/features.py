@@ -55,6 +55,7 @@ from opt_tree.hidden_states import watched_module
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.system.files import whole
 from opt_tree.training.answers import Example, read_examples
+from opt_tree.training.files import working_dtype
 
 COUNTS = "counts.npy"
 """How often each token stands in the answers of all parts: what a draft vocabulary is chosen by."""
@@ -126,7 +127,8 @@ def run_part(
         group = [torch.tensor(example.tokens) for example in part[first:last]]
         rows = torch.nn.utils.rnn.pad_sequence(group, batch_first=True).to(target.device)
         for layer, states in hidden_states(target, rows, layers).items():
-            kept[layer] += [state[: len(own)].cpu() for state, own in zip(states, group, strict=True)]
+            states = states.to("cpu", torch.bfloat16)
+            kept[layer] += [state[: len(own)] for state, own in zip(states, group, strict=True)]
     lengths = torch.tensor([0, *(len(example.tokens) for example in part)])
     return {
         "tokens": torch.tensor([token for example in part for token in example.tokens], dtype=torch.int32),
@@ -150,7 +152,7 @@ def load_part(path: Path) -> Part:
 def write(args: argparse.Namespace) -> None:
     """Write the parts that are not there yet."""
     tokenizer = load_tokenizer(str(args.target))
-    target = load_weights(str(args.target), torch.bfloat16).eval()
+    target = load_weights(str(args.target), working_dtype()).eval()
     for layer in set(args.layers) - {-1}:
         watched_module(target, layer)  # refuses one that is not there, before anything is written
     examples = list(read_examples(args.answers, tokenizer, Cut(prompt=args.prompt_tokens)))

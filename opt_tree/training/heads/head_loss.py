@@ -195,7 +195,7 @@ class HeadLoss(Judge):
         place = torch.arange(judged.shape[1]).expand_as(judged)[judged]
         weights = torch.stack([place >= number for number in range(unroll)]).float()
         picked = torch.stack([estimate[judged] for estimate in estimates])
-        states = goals[judged]
+        states = goals[judged].to(self.output.dtype)
         own, theirs = self.judging()
         read = self.read(picked)
         wanted = Wanted(states, theirs, self.goal.hard, self.goal.cap)

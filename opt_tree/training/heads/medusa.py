@@ -41,7 +41,6 @@ if __name__ == "__main__":
 import argparse
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -49,7 +48,7 @@ from torch import Tensor
 from opt_tree.methods.drafters.heads.one_pass import MedusaHeads
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.system.command_line import from_fields
-from opt_tree.training.files import write_checkpoint
+from opt_tree.training.files import working_dtype, write_checkpoint
 from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.head_loss import HeadLoss, columns_of
 from opt_tree.training.heads.run import Training, train_as_told
@@ -71,7 +70,7 @@ class MedusaLoss(HeadLoss):
 
 
 def train(args: argparse.Namespace) -> None:
-    plan, target = from_fields(MedusaPlan, args), load_weights(str(args.target), torch.bfloat16)
+    plan, target = from_fields(MedusaPlan, args), load_weights(str(args.target), working_dtype())
     text = target.config.get_text_config()
     plan.check(text.vocab_size)
     heads = MedusaHeads(text.hidden_size, text.vocab_size, plan.depths, own_output=False)

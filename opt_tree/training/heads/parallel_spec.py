@@ -50,7 +50,7 @@ from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.methods.drafters.heads.parallel_spec import ParallelHead
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.system.command_line import from_fields
-from opt_tree.training.files import write_checkpoint
+from opt_tree.training.files import working_dtype, write_checkpoint
 from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.eagle import LayerPasses, new_head
 from opt_tree.training.heads.head_loss import HeadLoss, columns_of
@@ -108,7 +108,7 @@ def train(args: argparse.Namespace) -> None:
     if plan.depths < 2:
         raise ValueError(f"--depths is at least 2, got {plan.depths}")
     plan.check(args.vocab)
-    target = load_weights(str(args.target), torch.bfloat16)
+    target = load_weights(str(args.target), working_dtype())
     kept, output, goal = columns_of(target, args.features, plan, args.vocab)
     model = ParallelLoss(new_parallel_head(target, plan.depths, args.init), output, goal)
     training = Training(model, Documents(args.features, plan.tokens, (-1,)), plan, args.output)

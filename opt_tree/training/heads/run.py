@@ -20,6 +20,7 @@ from tqdm import tqdm
 from opt_tree.errors import counted
 from opt_tree.models.checkpoints import TRAINING
 from opt_tree.system.files import whole, write_text
+from opt_tree.training.files import working_dtype
 from opt_tree.training.heads.batches import Batch, Documents, Group
 from opt_tree.training.heads.head_loss import Judge
 from opt_tree.training.optimizer import MuonAdamW
@@ -44,6 +45,7 @@ class Training:
         self.model, self.documents, self.plan, self.output = model, documents, plan, output
         self.kept = copy.deepcopy(model) if plan.average else model
         self.optimizer = MuonAdamW(model, plan.lr)
+        self.fast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=working_dtype() is torch.bfloat16)
         self.seconds, self.steps, self.tokens = 0.0, 0, 0
 
     def order(self) -> Iterator[Group]:
@@ -64,7 +66,7 @@ class Training:
         unroll = self.plan.passes(progress)
         for group in self.optimizer.param_groups:
             group["lr"] = self.plan.lr * min(1.0, (self.steps + 1) / 20) * (1 - progress)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with self.fast:
             loss, equal = self.model(batch, unroll)
         weights = self.plan.decay ** torch.arange(unroll)
         (loss * weights).sum().backward()
@@ -87,7 +89,7 @@ class Training:
     def heldout(self, unroll: int) -> tuple[list[float], list[float]]:
         """Return loss and share of equal argmaxes by pass on the held-out batches, with the same draws each time."""
         self.kept.eval()
-        with own_draws(self.plan.seed), torch.autocast("cpu", dtype=torch.bfloat16):
+        with own_draws(self.plan.seed), self.fast:
             results = [self.kept(self.documents[group], unroll) for group in self.documents.heldout]
         self.kept.train()
         loss, equal = (torch.stack(each).mean(0).tolist() for each in zip(*results, strict=True))

@@ -76,7 +76,6 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -85,6 +84,7 @@ from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.system.command_line import from_fields
+from opt_tree.training.files import working_dtype
 from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.eagle import new_head, save_head
 from opt_tree.training.heads.eagle3 import new_eagle3_head, save_eagle3
@@ -98,7 +98,7 @@ def train(args: argparse.Namespace) -> None:
             setattr(args, name, value)
     plan = from_fields(Plan, args)
     plan.check(args.vocab)
-    target = load_weights(str(args.target), torch.bfloat16)
+    target = load_weights(str(args.target), working_dtype())
     layers = _layers(args, target)
     documents = Documents(args.features, args.tokens, (-1, *layers))
     kept, output, goal = columns_of(target, args.features, plan, args.vocab)
