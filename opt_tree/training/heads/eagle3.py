@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
@@ -75,11 +75,14 @@ def save_eagle3(
     shared: bool = False,
     dtype: torch.dtype = torch.bfloat16,
     layers: Sequence[int] | None = None,
+    verifier: PreTrainedConfig | None = None,
+    depth: int = 1,
 ) -> None:
     """Save a head in the "published" layout or in that of "speculators"; embeddings stay with the target.
 
     `shared`: its output layer is the target's rows, and stays there too. `layers`: those whose outputs it reads, where
-    they are not the usual ones.
+    they are not the usual ones. `verifier`, `depth`: the target's config and the passes in training, which
+    "speculators" notes as what an engine runs the head with.
     """
     left = ("embed_tokens.", "lm_head.") if shared else ("embed_tokens.",)
     tensors = {n: t for n, t in head.state_dict().items() if not n.startswith(left)}
@@ -95,6 +98,13 @@ def save_eagle3(
         tensors = {name.replace("midlayer.", "layers.0.", 1): tensor for name, tensor in tensors.items()}
         config = {"transformer_layer_config": config, "speculators_model_type": "eagle3", **extra}
         config["architectures"] = ["Eagle3Speculator"]
+        if verifier is not None:
+            config["speculators_config"] = {
+                "algorithm": "eagle3",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": depth}],
+                "verifier": {"name_or_path": verifier.name_or_path, "architectures": verifier.architectures or []},
+            }
     elif layout == "published":
         config |= {**extra, "architectures": ["LlamaForCausalLMEagle3"]}
     else:

@@ -117,7 +117,8 @@ def train(args: argparse.Namespace) -> None:
     def save(loss: HeadLoss, folder: Path) -> None:
         loss.fold()
         if isinstance(loss.head, Eagle3Head):
-            save_eagle3(loss.head, kept, folder, args.layout, shared=args.warm, layers=args.layers)
+            told = {"layers": args.layers, "verifier": target.config, "depth": plan.passes(1.0)}
+            save_eagle3(loss.head, kept, folder, args.layout, args.warm, **told)
         else:
             save_head(loss.head, folder, None if args.vocab == loss.head.config.vocab_size else kept)
 

@@ -149,7 +149,13 @@ def test_a_head_drafts_as_the_one_that_was_saved(tmp_path, layout, shared, befor
     head = tiny_head3(target, norm_before_residual=before, **dict.fromkeys(norms, True))
     if shared:
         head.lm_head.weight.data.copy_(target.model.get_output_embeddings().weight[KNOWN])
-    save_eagle3(head, KNOWN, tmp_path, layout, shared, torch.float64)
+    target.model.config.name_or_path, target.model.config.architectures = "some/target", ["LlamaForCausalLM"]
+    save_eagle3(head, KNOWN, tmp_path, layout, shared, torch.float64, verifier=target.model.config, depth=4)
+    told = json.loads((tmp_path / "config.json").read_text()).get("speculators_config")
+    assert (told is None) == (layout == "published")
+    if told is not None:  # what vLLM reads of it
+        assert told["verifier"] == {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]}
+        assert told["proposal_methods"][0]["speculative_tokens"] == 4
     names = set(load_file(tmp_path / "model.safetensors"))
     assert ("lm_head.weight" in names) != shared and "embed_tokens.weight" not in names
     assert any(name.startswith("midlayer." if layout == "published" else "layers.0.") for name in names)
