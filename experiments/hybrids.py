@@ -1,6 +1,6 @@
 """Milliseconds to score a tree with a hybrid: as one forward, and path by path.
 
-    python -m experiments.hybrids [--layers mamba-2] [--dtype bfloat16]
+    python -m experiments.hybrids [--layers mamba-2] [--dtype bfloat16] [--repeats 9]
 
 A Qwen3-Next of random weights, three layers in four gated delta nets; or a Granite 4 hybrid, three in four Mamba-2. The
 same random trees are scored both ways by turns, in process time; the logits are compared, too.
@@ -18,6 +18,7 @@ class Options:
 
     layers: str = option("delta nets", "with a state", choices=("delta nets", "mamba-2"))
     dtype: str = option("float32", "of the weights", choices=("float32", "bfloat16"))
+    repeats: int = option(3, "times that each tree is scored each way; the medians are shown", least=1)
     json: bool = option(False, "print the figures as one JSON line, too")
 
 
@@ -51,8 +52,6 @@ CONTEXT = 200
 """Tokens before the tree."""
 ROWS = (1, 6, 13, 25, 61)
 """Sizes of the trees, their root included."""
-REPEATS = 9
-"""Times that each tree is scored each way."""
 
 
 def model(layers: str, dtype: str) -> PreTrainedModel:
@@ -117,7 +116,7 @@ def run(options: Options) -> dict[str, Any]:
         tree = random_tree(size)
         taken: dict[str, list[float]] = {"one forward": [], "path by path": []}
         logits, run = {}, paths.work
-        for _ in range(REPEATS):
+        for _ in range(options.repeats):
             for way, lm in zip(taken, (whole, paths), strict=True):
                 begin = time.process_time()
                 logits[way] = lm.score(tree).logits
@@ -126,7 +125,7 @@ def run(options: Options) -> dict[str, Any]:
                     lm.commit([0])
         one, other = (statistics.median(times) for times in taken.values())
         off = float((logits["one forward"] - logits["path by path"]).abs().max() / logits["path by path"].abs().max())
-        several = (paths.work - run).tokens / REPEATS
+        several = (paths.work - run).tokens / options.repeats
         leaves = len(np.setdiff1d(np.arange(size), tree.parents))
         rows.append(
             {"rows": size, "paths": leaves, "rows path by path": round(several)}

@@ -167,7 +167,7 @@ def test_help_lists_what_the_library_has():
     fields = {field.name: field for field in dataclasses.fields(compare.Options)}
     assert {*run_options.WEIGHTS} == {*BITS}
     assert {*fields["preset"].metadata["choices"]} == {*STUDIES}
-    assert {*dspark.MARKOV} == {*MARKOV, "none"} - {"rnn"}
+    assert {*dspark.MARKOV} == {*MARKOV} - {"rnn"}
 
 
 def test_one_word_for_one_thing_and_the_published_ones_are_taken():

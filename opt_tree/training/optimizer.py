@@ -8,11 +8,47 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from opt_tree.training.files import working_dtype
+
 _READ = ("embed", "lm_head", "markov_w2", "confidence")
 """In the names of matrices that look up tokens or read them, and of one row: AdamW has them, as it has vectors."""
+
+
+class Float32Muon(torch.optim.Muon):
+    """torch's Muon with Nesterov momentum and updates of AdamW's size, all in float32.
+
+    torch rounds the matrices to bfloat16 for the products of the Newton-Schulz iteration, whatever they come in.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters from their gradients."""
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if (gradient := matrix.grad) is None:
+                    continue
+                mean = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(gradient))
+                mean.lerp_(gradient, 1 - group["momentum"])
+                update = _orthogonal(gradient.lerp(mean, group["momentum"]), group["ns_coefficients"])
+                matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                matrix.add_(update, alpha=-group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
+
+
+def _orthogonal(
+    matrix: Float[Tensor, "rows columns"], coefficients: tuple[float, float, float]
+) -> Float[Tensor, "rows columns"]:
+    """Return nearly U V^T of a matrix U S V^T, by five Newton-Schulz iterations."""
+    one, three, five = coefficients
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = one * wide + (three * gram + five * gram @ gram) @ wide
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -32,7 +68,8 @@ class MuonAdamW(torch.optim.Optimizer):
         ]
         others = [p for p in trainable.values() if all(p is not q for q in hidden)]
         # match_rms_adamw: one learning rate serves both, because a Muon update is scaled to AdamW's size.
-        self.muon = torch.optim.Muon(hidden, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+        kind = torch.optim.Muon if working_dtype() is torch.bfloat16 else Float32Muon
+        self.muon = kind(hidden, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
         self.adamw = torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
         super().__init__([*hidden, *others], {"lr": lr})
         self._link()

@@ -33,7 +33,7 @@ from experiments.embedded_family.unlikelihood import Contrast, repeats
 from experiments.embedded_family.unlikelihood import make_loss as unlikelihood
 from opt_tree.system.command_line import from_fields
 from opt_tree.training.answers import TokenDocuments
-from opt_tree.training.optimizer import MuonAdamW
+from opt_tree.training.optimizer import Float32Muon, MuonAdamW
 from opt_tree.training.outputs import answer, save_documents
 
 TINY = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
@@ -201,6 +201,22 @@ def test_the_optimizer_gives_matrices_to_muon_and_follows_the_scheduler(tokenize
     for group in optimizer.param_groups:
         group["lr"] = 0.5
     assert {group["lr"] for inner in (optimizer.muon, optimizer.adamw) for group in inner.param_groups} == {0.5}
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6)])
+def test_muon_in_float32_is_torch_s_but_for_its_rounding(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    first = torch.randn(shape)
+    own, theirs = (torch.nn.Parameter(first.clone()) for _ in range(2))
+    ours = Float32Muon([own], lr=0.1, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+    torchs = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        own.grad = torch.randn(shape)
+        theirs.grad = own.grad.clone()
+        ours.step()
+        torchs.step()
+    moved = (own - first).norm()
+    assert moved > 0.3 and (own - theirs).norm() < 0.02 * moved  # bfloat16 has eight bits
 
 
 def test_uneven_batches_are_named(tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path) -> None:

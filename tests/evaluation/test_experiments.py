@@ -76,10 +76,10 @@ def test_what_a_step_costs_the_host(capsys: pytest.CaptureFixture) -> None:
 def test_a_hybrid_scores_a_tree_in_one_forward(
     layers: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"HIDDEN": 128, "LAYERS": 4, "VOCABULARY": 200, "CONTEXT": 9, "ROWS": (1, 7), "REPEATS": 1}
+    small = {"HIDDEN": 128, "LAYERS": 4, "VOCABULARY": 200, "CONTEXT": 9, "ROWS": (1, 7)}
     for name, value in small.items():
         monkeypatch.setattr(hybrids, name, value)
-    assert hybrids.main(["--layers", layers, "--json"]) == 0
+    assert hybrids.main(["--layers", layers, "--repeats", "1", "--json"]) == 0
     one, seven = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert one["paths"] == one["rows path by path"] == 1 < seven["paths"] and seven["rows path by path"] > 7
     assert float(seven["logits off by"]) < 1e-3

@@ -17,8 +17,9 @@ from opt_tree import Decoder, OptTree, Static, load_drafter
 from opt_tree.methods.drafters.heads.early_exit import ExitLayer
 from opt_tree.methods.drafters.heads.one_pass import MedusaHeads
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.training.heads import dspark, early_exit, medusa, parallel_spec
+from opt_tree.training.heads import block_loss, dspark, early_exit, medusa, parallel_spec
 from opt_tree.training.heads.batches import Documents
+from opt_tree.training.heads.block_loss import BlockLoss
 from opt_tree.training.heads.head_loss import Goal
 from opt_tree.training.heads.parallel_spec import ParallelLoss, ParallelPlan, new_parallel_head
 from opt_tree.training.heads.run import Training
@@ -68,8 +69,8 @@ RUNS = [
     (parallel_spec, "parallelspec", ["--depths", "3", "--vocab", "40"], 3),
     (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "vanilla"], 3),
     (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "gated"], 3),
-    (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "none"], 3),
-    (dspark, "dflash", [*BLOCKS, "--vocab", "40", "--markov", "none", "--causal"], 3),
+    (dspark, "dflash", [*BLOCKS, "--vocab", "40", "--kind", "dflash"], 3),
+    (dspark, "dflash", [*BLOCKS, "--vocab", str(VOCAB), "--kind", "jetspec"], 3),
     (medusa, "medusa", ["--depths", "3", "--average", "0.5", "--frequent", "0", "--drawn", "0"], 3),
     (early_exit, "exit", ["--depth", "2", "--average", "0.5"], 1),
 ]
@@ -89,7 +90,8 @@ def test_a_run_goes_on_and_leaves_a_drafter(folder, tmp_path, target, module, ki
     text = Decoder(target, drafter, OptTree(6, 0.0)).generate([3, 9, 7], 8)
     assert text.tokens == Decoder(target, None, Static.empty()).generate([3, 9, 7], 8).tokens
     assert max(step.tree.nodes for step in text.steps) > 0
-    assert "--vocab" not in options or len(drafter.tokens) == 40
+    assert "40" not in options or len(drafter.tokens) == 40
+    assert str(VOCAB) not in options or drafter.tokens is None  # as z-lab's files are
 
 
 def test_a_parallel_head_begins_as_another_one(target, tmp_path):
@@ -122,7 +124,7 @@ def test_medusa_s_heads_are_judged_over_frequent_tokens_unless_told_otherwise(fo
 
 
 def dspark_of(target, columns=VOCAB, **changes):
-    head = dspark.DSparkModel(dspark_config(**changes), columns)
+    head = dspark.BlockModel(dspark_config(**changes), columns)
     head.block, head.heads = drawn(head.block), drawn(head.heads)
     return head
 
@@ -138,7 +140,7 @@ def test_a_block_sees_what_was_before_it_and_itself(folder, target, causal):
     layers = (0, 1)
     batch = batch_of(folder, layers)
     head = dspark_of(target, markov_rank=0, causal_head=causal).float()
-    loss = dspark.DSparkLoss(head, target.model.float(), torch.arange(VOCAB), dspark.DSparkPlan(anchors=0.5))
+    loss = BlockLoss(head, target.model.float(), torch.arange(VOCAB), 0.5)
     anchors, real = loss.draw(batch)
     assert real.any() and batch.judged.gather(1, anchors)[real].all()
     states = loss.states(batch, anchors)
@@ -163,7 +165,8 @@ def test_the_losses_are_those_of_equations_8_to_10():
     torch.manual_seed(0)
     logits, sure = torch.randn(5, 7).double(), torch.randn(5).double()
     law, follower = torch.randn(5, 7).double().softmax(-1), torch.tensor([0, 3, 6, -1, 2])
-    found = dspark.losses_of(logits, sure, law, follower)
+    found = block_loss.dspark_losses(logits, sure, law, follower)
+    hard, soft = block_loss.surprises(logits, follower), block_loss.divergences(logits, law)
     for row in range(5):
         drafted, wanted = logits[row].softmax(0), law[row]
         accepted = torch.minimum(drafted, wanted).sum()  # which is 1 - L1 / 2
@@ -173,44 +176,51 @@ def test_the_losses_are_those_of_equations_8_to_10():
         if follower[row] >= 0:
             expected -= 0.1 * drafted[follower[row]].log()
         assert found[row] == pytest.approx(float(expected), abs=1e-9)
+        assert soft[row] == pytest.approx(float((wanted * (wanted / drafted).log()).sum()), abs=1e-9)
+        assert hard[row] == pytest.approx(-float(drafted[follower[row]].log()) if follower[row] >= 0 else 0, abs=1e-9)
 
 
-def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target, monkeypatch):
-    batch, size = batch_of(folder, (0, 1)), BLOCK
-    head = dspark_of(target).float()
-    loss = dspark.DSparkLoss(head, target.model.float(), torch.arange(VOCAB), dspark.DSparkPlan(anchors=0.5))
+@pytest.mark.parametrize(
+    ("kind", "loss_of"), [("gated", "dspark_losses"), ("dflash", "surprises"), ("jetspec", "divergences")]
+)
+def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target, monkeypatch, kind, loss_of):
+    """Place k is row k of a DSpark block, and the row behind it in the others, whose anchor's row says nothing."""
+    batch, plan = batch_of(folder, (0, 1)), dspark.DSparkPlan(block=BLOCK, depth=1, rank=8)
+    head = dspark.BlockModel(dspark.new_config(target.model, plan, (0, 1), kind, 60), VOCAB)
+    loss = BlockLoss(head, target.model.float(), torch.arange(VOCAB), 0.5)
     anchors, real = loss.draw(batch)
     monkeypatch.setattr(loss, "draw", lambda _: (anchors, real))
-    taken = []
-    monkeypatch.setattr(dspark, "losses_of", lambda *given: taken.append(given) or given[1])
-    score = loss.score
-
-    def scored(states, parents):
-        taken.append(parents)
-        return score(states, parents)
-
-    monkeypatch.setattr(loss, "score", scored)
-    loss(batch, size)
-    parents, (_, _, law, follower) = taken
+    taken, scored, score = {}, [], loss.score
+    for name in ("dspark_losses", "surprises", "divergences"):
+        monkeypatch.setattr(block_loss, name, lambda *given, of=name: taken.update({of: given}) or given[0][:, 0])
+    monkeypatch.setattr(loss, "score", lambda *given: scored.append(given) or score(*given))
+    loss(batch, BLOCK)
     expected = []
     output = target.model.get_output_embeddings().weight
-    for row, anchor in ((row, anchor) for row, places in enumerate(anchors.tolist()) for anchor in places):
-        length = int(batch.judged[row].nonzero().max()) + 1
-        expected += [(row, place) for place in range(anchor, min(anchor + size, length - 1))]
-    rows, places = torch.tensor(expected).T
+    for row, column in ((row, column) for row, places in enumerate(anchors) for column in range(len(places))):
+        anchor, length = int(anchors[row, column]), int(batch.judged[row].nonzero().max()) + 1
+        expected += [(row, column, place, anchor + place) for place in range(min(BLOCK, length - 1 - anchor))]
+    rows, columns, rank, places = torch.tensor(expected).T
     assert real.all() and len(expected) > 20
-    assert torch.equal(parents, batch.ids[rows, places]) and torch.equal(follower, batch.ids[rows, places + 1])
-    goals = (batch.features[-1][rows, places].float() @ output.T).softmax(-1)
-    assert torch.allclose(law, goals, atol=1e-3)
+    ((states, parents),), (given,) = scored, taken.values()
+    assert [*taken] == [loss_of] and torch.equal(parents, batch.ids[rows, places])
+    first = 0 if kind == "gated" else 1
+    assert head.config["block_size"] == BLOCK + first
+    assert torch.equal(states, loss.states(batch, anchors)[rows, columns, rank + first])
+    if kind != "jetspec":
+        assert torch.equal(given[-1], batch.ids[rows, places + 1])
+    if kind != "dflash":
+        goals = (batch.features[-1][rows, places].float() @ output.T).softmax(-1)
+        assert torch.allclose(given[1 if kind == "jetspec" else 2], goals, atol=1e-3)
     target.model.double()
 
 
 def test_every_place_of_a_block_learns(folder, target, tmp_path):
     plan = dspark.DSparkPlan(minutes=1e9, block=BLOCK, anchors=0.5)
     torch.manual_seed(0)
-    head = dspark.DSparkModel(dspark_config(), VOCAB).float()
+    head = dspark.BlockModel(dspark_config(), VOCAB).float()
     documents = Documents(folder / "features", 200, (-1, 0, 1))
-    loss = dspark.DSparkLoss(head, target.model.float(), torch.arange(VOCAB), plan)
+    loss = BlockLoss(head, target.model.float(), torch.arange(VOCAB), plan.anchors)
     run = Training(loss, documents, plan, tmp_path)
     state = torch.get_rng_state()
     before, _ = run.heldout(BLOCK)
@@ -272,7 +282,13 @@ def test_an_exit_is_behind_some_layers_and_before_others(folder, tmp_path, capsy
     assert "--depth must be between 1 and 3, the target has 4 layers" in capsys.readouterr().err
 
 
-def test_a_causal_model_has_no_heads(folder, tmp_path, capsys):
+def test_a_kind_has_its_own_options_and_weights(folder, tmp_path, capsys, monkeypatch):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", str(tmp_path)]
-    assert dspark.main([*arguments, *BLOCKS, "--vocab", "40", "--causal"]) == 2
-    assert "--causal goes with --markov none, not vanilla" in capsys.readouterr().err
+    arguments += [*BLOCKS, "--vocab", "40"]
+    assert dspark.main([*arguments, "--kind", "dflash", "--markov", "gated"]) == 2
+    assert "--markov is for DSpark models, not for --kind dflash" in capsys.readouterr().err
+    decays = []
+    monkeypatch.setattr(dspark, "train_as_told", lambda training, *_: decays.append(training.plan.decay))
+    for options in (["--kind", "dflash"], ["--kind", "jetspec"], [], ["--kind", "jetspec", "--decay", "0.5"]):
+        assert dspark.main([*arguments, *options]) == 0
+    assert decays == pytest.approx([0.7788, 1, 0.7788, 0.5], abs=1e-4)
