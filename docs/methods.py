@@ -135,10 +135,10 @@ READ = {
     "2311.08252": "whole text, code",
     "2401.10774": "the sections that are quoted, code",
     "2401.15077": "code",
-    "2402.12374": "what comes before its evaluation, and its tables",
+    "2402.12374": "whole text",
     "2403.10444": "abstract, others' reports",
     "2406.03853": "its first page, others' reports",
-    "2406.16858": "whole text",
+    "2406.16858": "whole text, code",
     "2406.17276": "whole text, code",
     "2408.08696": "abstract, code, a plot of results",
     "2409.00142": "whole text",
@@ -154,7 +154,7 @@ READ = {
     "2602.06036": "code",
     "2602.16961": "abstract, reviews, the authors' code",
     "2602.16994": "whole text",
-    "2607.05147": "the sections that are quoted, code",
+    "2607.05147": "whole text, code",
     "2609.21827": "others' reports",
 }
 """What was read of each paper that a method names."""
@@ -165,6 +165,7 @@ DIFFERS = {
     "calibrated": "the update and the prediction are ours",
     "delayed_selected": "trained on one draw a root, where the paper averages four; the penalty's sizes are ours",
     "dspark": "no scheduler, one temperature for all places; layer -1, its code's embedding, is refused",
+    "dynamic_depth": "the default threshold, 0.2, is ours: it is the pair's, and the paper's, 0.74, is another pair's",
     "dyspec": "slots are filled layer by layer, a forward a layer, where the paper's heap asks for one a node",
     "dflash": "every layout in [heads.md](heads.md); no chain, a tree over its laws",
     "eagle1": "grown from rates; the released tree is `eagle1_list`",
@@ -181,8 +182,10 @@ DIFFERS = {
     "policy picks from both trees",
     "rheo": "recursive rejection, where the paper has optimal transport",
     "ngram": "code; counts all matches, where the code copies what followed the longest one",
+    "sequoia": "its nodes and layers are given, where the paper searches for them by measuring the hardware",
     "store": "interpolated counts, where REST takes the longest match",
     "threshold_chain": "on one path, as 2412.18910 compares it",
+    "without_replacement": "where no token of the drafter is left, none is tried; the paper draws among the others",
 }
 """What is known to differ from the paper, by the method's name."""
 
