@@ -17,7 +17,8 @@
     {{above: minus: A ;; B || C}}        the same of what is computed, one behind the other
     {{same: A ;; B}}                     nothing; refused unless A = B, which the sentence says
     {{chance: A}}, {{beyond: A}}         nothing; refused unless the interval A contains 0, or lies above 0
-    {{behind: A}}, {{overlap: A ;; B}}   nothing; refused unless the interval A lies below 0, or A and B overlap
+    {{behind: A}}                        nothing; refused unless the interval A lies below 0
+    {{overlap: A ;; B}}, {{apart: A ;; B}}    nothing; refused unless A and B overlap, or A lies above B
 
 A cell is written as it stands in the JSON file; an interval as "1.90 to 2.21".
 """
@@ -164,6 +165,13 @@ def overlap(cited: str, results: Path) -> str:
     return ""
 
 
+def apart(cited: str, results: Path) -> str:
+    (low, _), (_, high) = (interval(one, results) for one in _parts(cited))
+    if low <= high:
+        raise ValueError(f"a sentence says that one interval lies above another, which ends at {high}: {cited}")
+    return ""
+
+
 def dates(cited: str, results: Path) -> str:
     found = sorted(table["date"] for file in results.glob("*.json") for table in _tables(file.read_text()))
     return f"{found[0]} to {found[-1]}"
@@ -192,6 +200,7 @@ WAYS: dict[str, Callable[[str, Path], str]] = {
     "beyond": beyond,
     "behind": behind,
     "overlap": overlap,
+    "apart": apart,
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import opt_tree
+from opt_tree.__main__ import COMMANDS as INSTALLED
 from opt_tree.methods.controllers.registry import CONTROLLERS
 from opt_tree.methods.drafters.registry import KINDS
 from opt_tree.methods.policies.registry import POLICIES
@@ -123,8 +124,11 @@ def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
         for part in line.partition("  #")[0].split("&&"):
             found = re.search(r"python (?:-m ([\w.]+)|([\w/]+\.py))(.*)", part)
             launched = re.search(r"accelerate launch .*? -m ([\w.]+)(.*)", part)
+            installed = re.match(r"opt-tree ([a-z-]+)(.*)", part)
             if found:
                 yield found[1] or found[2], options(found[3])
+            elif installed:
+                yield f"opt_tree.{INSTALLED[installed[1]]}", options(installed[2])
             elif launched:
                 yield launched[1], options(launched[2])
 
@@ -172,7 +176,7 @@ def test_a_command_and_its_options_exist(command: tuple) -> None:
 
 def test_the_checks_above_see_something() -> None:
     named = {name for _, name, *_ in COMMANDS}
-    assert {"demo_opt_classic.py", "evaluation.report", "evaluation.compare"} <= named
+    assert {"demo_opt_classic.py", "evaluation.report", "evaluation.compare", "opt_tree.training.advise"} <= named
     assert any("--baseline" in command for command in COMMANDS)
     assert len(LINKS) > 30
     assert "the-loop" in slugs(ROOT / "docs" / "design.md")

@@ -105,6 +105,11 @@ def test_a_figure_stands_beside_a_link_to_its_page(template: Path) -> None:
         ("above: 1 ;; demos > 1 > EAGLE head alone, eager > times plain", "above the next"),
         ("above: less: demos > 1 > A ;; demos > 1 > B || 3", "no number"),
         ("behind: demos > 1 > EAGLE head alone, eager > 95 % interval", "below 0"),
+        (
+            "apart: demos > 1 > EAGLE head alone, eager > 95 % interval ;; "
+            "demos > 1 > EAGLE head and store, eager > 95 % interval",
+            "lies above",
+        ),
         ("overlap: auto > 1 > demo, draft model > 95 % interval ;; auto > 1 > x > 95 % interval", "such rows"),
     ],
 )
