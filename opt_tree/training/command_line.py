@@ -50,7 +50,7 @@ class Parser(command_line.Parser):
                 from opt_tree.models.checkpoints import check_is_folder
                 from opt_tree.models.named import resolve
 
-                folder = resolve(str(value), "target")
+                folder = resolve(str(value), "draft" if action.dest == "draft" else "target")
                 check_is_folder(folder)
                 setattr(args, action.dest, Path(folder))
 

@@ -11,12 +11,12 @@ temperature stored beside the model is copied; `opt_tree.training.fitting.calibr
 import sys
 from pathlib import Path
 
-from opt_tree.training.command_line import Parser, command, existing
+from opt_tree.training.command_line import Parser, command, existing, model_path
 
 
 def new_parser() -> Parser:
     parser = Parser("Trim the output layer of a draft model or head to frequent tokens.")
-    parser.add_argument("--draft", type=existing, required=True, help="folder of the draft model or head")
+    parser.add_argument("--draft", type=model_path, required=True, help="draft model or head: folder or known name")
     parser.add_argument("--tokenizer", type=existing, help="folder of the tokenizer (default: the draft model's own)")
     parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
     parser.add_argument("--vocab", type=int, default=2048, help="tokens that are kept (%(default)s)")

@@ -39,7 +39,7 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -119,9 +119,16 @@ def neighbours(lengths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]
 
 
 def run_part(
-    target: PreTrainedModel, part: Sequence[Example], layers: Sequence[int], batch_tokens: int
+    target: PreTrainedModel,
+    part: Sequence[Example],
+    layers: Sequence[int],
+    batch_tokens: int,
+    done: Callable[[int], object],
 ) -> dict[str, Tensor]:
-    """Return the tensors of one part: its documents in order, batched with their neighbours."""
+    """Return the tensors of one part: its documents in order, batched with their neighbours.
+
+    `done` is told the tokens of each batch when its states are there.
+    """
     kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     for first, last in neighbours([len(example.tokens) for example in part], batch_tokens):
         group = [torch.tensor(example.tokens) for example in part[first:last]]
@@ -129,6 +136,7 @@ def run_part(
         for layer, states in hidden_states(target, rows, layers).items():
             states = states.to("cpu", torch.bfloat16)
             kept[layer] += [state[: len(own)] for state, own in zip(states, group, strict=True)]
+        done(sum(map(len, group)))
     lengths = torch.tensor([0, *(len(example.tokens) for example in part)])
     return {
         "tokens": torch.tensor([token for example in part for token in example.tokens], dtype=torch.int32),
@@ -163,7 +171,8 @@ def write(args: argparse.Namespace) -> None:
     with tqdm(total=sum(len(e.tokens) for part in parts for e in part), unit="tok", unit_scale=True) as bar:
         for index, part in enumerate(parts):
             path = args.output / f"part-{index:04d}.safetensors"
-            if not path.exists():
-                with whole(path) as partial:
-                    save_file(run_part(target, part, args.layers, args.batch_tokens), partial)
-            bar.update(sum(len(example.tokens) for example in part))
+            if path.exists():
+                bar.update(sum(len(example.tokens) for example in part))
+                continue
+            with whole(path) as partial:
+                save_file(run_part(target, part, args.layers, args.batch_tokens, bar.update), partial)
