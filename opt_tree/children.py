@@ -89,16 +89,16 @@ class TopK:
     def _read_once(
         self, log_probs: Float[Tensor, "nodes columns"], above: Float[np.ndarray, " nodes"], floor: float
     ) -> Picked:
-        """Pick where the layer lies. What comes back has one size, whatever is in it: the host waits once."""
-        sent = send(above, log_probs.device, log_probs.dtype)
+        """Pick on the device of the layer. What is read back has one size, whatever is in it: the host waits once."""
+        parents = send(above, log_probs.device, log_probs.dtype)[:, None]
         nodes, columns = log_probs.shape
         if self.per_node is not None:  # of each node the greatest first
             found, places = log_probs.topk(min(self.per_node, columns))
-            values, tokens = (part.ravel() for part in fetch(found + sent[:, None], places))
+            values, tokens = (part.ravel() for part in fetch(found + parents, places))
             rows = np.arange(nodes).repeat(found.shape[1])
         else:  # the best of all, the best first: put into the order in which the host would find them
             assert self.total is not None
-            values, numbers = fetch(*(log_probs + sent[:, None]).flatten().topk(min(self.total, log_probs.numel())))
+            values, numbers = fetch(*(log_probs + parents).flatten().topk(min(self.total, log_probs.numel())))
             order = numbers.argsort()
             values = values[order]
             rows, tokens = np.divmod(numbers[order], columns)

@@ -88,7 +88,7 @@ class Run:
         self._begun = (0, 0)
 
     def begun(self) -> None:
-        """The prompt is taken in: from now on nobody else may begin a text with the same models."""
+        """Note, when the prompt is taken in, whose text these models hold; `check_alone` compares before every step."""
         self._begun = self._generations
 
     def check_alone(self) -> None:

@@ -19,8 +19,8 @@ class OptTree(TreePolicy):
 
     The path probability of a node never exceeds its parent's, so the n best candidates are a tree (Thm 3.1) and their
     sum is E(A). With `threshold=0` drafting ends by itself when no unexpanded candidate is among the n best: no
-    descendant can enter any more, and the tree is optimal over all trees of n nodes. Example, n = 3, root distribution
-    (.6, .3, .1), below the first child (.45, .4, .15):
+    descendant can enter any more, and the tree is optimal over all trees of n nodes and `max_depth` layers.
+    Example, n = 3, root distribution (.6, .3, .1), below the first child (.45, .4, .15):
 
           root            layer 1: .6 .3 .1    E = 1.0
          /    \\           layer 2: .27 .24     the best three are now .6 .3 .27: gain .17, the .1 is out
@@ -34,7 +34,7 @@ class OptTree(TreePolicy):
     threshold: float = 0.5
     """The paper's delta: drafting stops when the newest layer raised E(A) by no more than this. 0.5 is the value of the
     published commands. Where the drafter's probabilities are calibrated, 0.2 loses nothing and 0.5 a few per cent. The
-    E(A) of a bare drafter is too small: it wants 0 to 0.05, and loses a quarter of its tokens at 0.5
+    E(A) of a small bare drafter is too small: it wants 0 to 0.05, and loses 17 to 28 % of its tokens at 0.5
     (results/thresholds.md). The paper takes a value between the time of a draft step, in decoding steps, and 1; for
     Llama-2-7B 0.2 was fastest with a model of 68M parameters, 0.8 with an EAGLE head (section 4.4)."""
     max_depth: int = 10

@@ -78,7 +78,7 @@ class CandidatePool:
         self._order: Int[np.ndarray, " pool"] | None = None
         self._frontier, self._above = _ROOT, np.zeros(1)
         self._seen = _ITSELF.copy()
-        """What expanded nodes may see, by draft row and column; every node sees itself."""
+        """What expanded nodes see, by draft row (0: the root, which has no column) and column: ancestors and itself."""
         self._expanded = 0
 
     def _keep_in(self, storage: Int[np.ndarray, "5 capacity"]) -> None:
@@ -162,9 +162,9 @@ class CandidatePool:
         return self._expand(rows)
 
     def _expand(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
-        """Number candidates as expanded and describe them to the drafter."""
+        """Give candidates the next draft rows, and each row its parent's columns besides its own."""
         first, last = self._expanded, self._expanded + len(rows)
-        while len(self._seen) <= last:
+        while len(self._seen) <= last:  # room for twice as many; below the diagonal: row i + 1 has column i
             grown = np.eye(2 * len(self._seen), k=-1, dtype=bool)
             grown[: len(self._seen), : len(self._seen)] = self._seen
             self._seen = grown
