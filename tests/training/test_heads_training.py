@@ -15,7 +15,7 @@ from asking import begin, root_of
 from methods.drafters.test_eagle import Witness
 from methods.drafters.test_eagle3 import KNOWN, target_of
 from safetensors.torch import load_file
-from tiny_models import VOCAB, prompt, tiny_tokenizer
+from tiny_models import VOCAB, prompt, tiny, tiny_tokenizer
 from torch import nn
 from transformers import LlamaConfig
 
@@ -287,6 +287,20 @@ def test_a_pair_begins_by_seeing_its_own_token(target):
     scores = torch.einsum("ihd,jhd->hij", query, key) * attention.scaling
     own = scores.diagonal(dim1=1, dim2=2)
     assert 3 < own.mean() < 7 and scores.mean().abs() < 1
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen2-window", "qwen3", "mistral"])
+def test_a_head_is_one_llama_layer_in_the_target_s_width_whatever_the_target_s_layers_are(architecture):
+    """`layer_types` of Qwen2's config has an entry a layer, and a Llama layer refuses it."""
+    target = tiny(architecture)
+    ids = torch.arange(12).view(2, 6)
+    for head in (new_head(target), *(new_eagle3_head(target, 40, warm, normed=warm) for warm in (False, True))):
+        config, theirs = head.config, target.config
+        assert config.num_hidden_layers == 1 and not config.tie_word_embeddings
+        assert (config.hidden_size, config.num_key_value_heads) == (theirs.hidden_size, theirs.num_key_value_heads)
+        assert config.rope_parameters["rope_theta"] == theirs.rope_parameters["rope_theta"]
+        features = torch.randn(2, 6, config.hidden_size)
+        assert passes(head.float(), ids, features, 2)[1].isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "warm"])

@@ -20,9 +20,16 @@ from opt_tree.methods.drafters.heads.eagle_head import EagleHead, FeatureHead
 from opt_tree.training.files import write_checkpoint
 
 
+def layer_config(target: PreTrainedModel) -> LlamaConfig:
+    """Return the config of one Llama layer in the target's width, with what such a layer has in common with it."""
+    theirs, known = target.config.get_text_config().to_dict(), LlamaConfig().to_dict()
+    shared = {name: theirs[name] for name in known if name in theirs and name not in ("architectures", "model_type")}
+    return LlamaConfig(**{**shared, "num_hidden_layers": 1, "tie_word_embeddings": False})
+
+
 def new_head(target: PreTrainedModel) -> EagleHead:
     """Return an untrained head in the target's width, its embedding copied from the target and frozen."""
-    config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": 1, "tie_word_embeddings": False})
+    config = layer_config(target)
     config._attn_implementation = "sdpa"
     head = EagleHead(config)
     head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight[: config.vocab_size].float())

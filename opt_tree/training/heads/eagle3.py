@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.methods.drafters.heads.eagle3_files import ENTERED
 from opt_tree.methods.drafters.heads.eagle3_head import NORMS, Eagle3Head
 from opt_tree.training.files import write_checkpoint
+from opt_tree.training.heads.eagle import layer_config
 from opt_tree.training.plans import LAYOUTS
 
 _OWN = 5.0
@@ -31,7 +32,7 @@ def new_eagle3_head(
     Norms do not see it; what the layer adds to the feature is divided by it too. `normed`: `norm_before_residual`. Then
     the norm begins without weights, and queries, keys and values have them: the residual is the feature at size 1.
     """
-    config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": 1, "tie_word_embeddings": False})
+    config = layer_config(target)
     config.draft_vocab_size, config.norm_before_residual = vocab, normed
     head = Eagle3Head(config)
     head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight[: config.vocab_size].float())
