@@ -5,6 +5,7 @@ Whatever a `TensorStep` does not carry takes the host's step, and `taken` says h
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -13,16 +14,16 @@ from torch import Tensor
 from opt_tree.backends.captured_step import CapturedStep
 from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.backends.device_step import Asked, DeviceStep, Judged
+from opt_tree.backends.tensor_drafter import TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.cache import KVCache
 from opt_tree.decode import Run
 from opt_tree.decoder import Decoder
-from opt_tree.draft_model import OfModel
+from opt_tree.drafter import Drafter
 from opt_tree.emitted import refusal, without_choice
 from opt_tree.grow import Asking, warn_of_end
 from opt_tree.model import Model
 from opt_tree.step import Outcome, Step, StepTimes
-from opt_tree.target import Forward
 from opt_tree.tree import Tree, send
 from opt_tree.verify import greedy, match
 
@@ -39,13 +40,23 @@ class DeviceDecoder(Decoder):
     of a `Step` count these. Of its times, `draft` is the launch of everything, `verify` the wait for the verdict.
     """
 
-    def __init__(self, decoder: Decoder, growth: Growth | None, why: str | None = None) -> None:
-        """`growth`: how the policy's trees grow on tensors. `why`: a reason to take the host's steps instead."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        tensors: Callable[[Any], TensorDrafter | None],
+        growth: Growth | None,
+        why: str | None = None,
+    ) -> None:
+        """`tensors`: from its drafter to how that answers on tensors. `growth`: how the policy's trees grow there.
+
+        `why`: a reason to take the host's steps instead.
+        """
         parts = decoder.target, decoder.drafter, decoder.policy, decoder.verifier
         super().__init__(*parts, lossy=True)  # whoever made the decoder said so, or it is not
-        self.growth, self._why = growth, why
+        self.growth, self._of, self._why = growth, tensors, why
         self.taken: Counter[str] = Counter()
         """Of the last text: how many steps stayed on the device, and how many did not, by the reason."""
+        self._made: TensorDrafter | None = None
         self._step: DeviceStep | None = None
         self._ends: tuple[Any, Tensor | None] = (), None
 
@@ -56,7 +67,13 @@ class DeviceDecoder(Decoder):
     @property
     def why(self) -> str | None:
         """Why no step can stay on the device; None: they can, as far as the parts of the decoder tell."""
-        return self._why or _why_not(self.target, self.drafter)
+        return self._why or _why_not(self.target, self._tensors())
+
+    def _tensors(self) -> TensorDrafter | None:
+        """How the drafter answers that there is now: a copy of a decoder has another."""
+        if self._made is None or self._made.drafter is not self.drafter:
+            self._made = self._of(self.drafter)
+        return self._made
 
     def step(self, run: Run) -> Asking[Step]:
         """Decode one step of a text, on the device if it can be."""
@@ -67,7 +84,7 @@ class DeviceDecoder(Decoder):
         if reason is not None:
             return (yield from super().step(run))
         run.check_alone()
-        drafter = cast(OfModel, run.drafter)
+        drafter = cast(Drafter, run.drafter)
         warn_of_end(run.target, drafter, len(run.context))
         before, run.laps = (run.draft_work, run.target.work), []
         run.lap()
@@ -93,12 +110,12 @@ class DeviceDecoder(Decoder):
             return "no room to draft"
         return None
 
-    def _decode(self, run: Run, drafter: OfModel) -> Asking[tuple[Tree, list[int], list[int]]]:
+    def _decode(self, run: Run, drafter: Drafter) -> Asking[tuple[Tree, list[int], list[int]]]:
         """Emit the tokens of one step: `decode_step` on the device. The tree, the accepted path, the tokens."""
         step = self._tensor_step()
-        forward = cast(Forward, drafter.root(run.context))
-        rows = len(forward.tokens)
-        if rows > step.catching_up:  # a text begins, or the host took steps
+        forward = step.drafter.lacks(run.context)
+        if forward is not None and (rows := len(forward.tokens)) > step.catching_up:
+            # A text begins, or the host took steps.
             yield forward.part(0, rows - 1)
             forward = forward.part(rows - 1, rows)
         limit = min(step.layers, run.layers)
@@ -126,11 +143,11 @@ class DeviceDecoder(Decoder):
 
     def _tensor_step(self) -> DeviceStep:
         """The step of the models that there are now: a copy of a decoder has others."""
-        target, drafter = cast(Model, self.target), cast(OfModel, self.drafter)
+        target, drafter = cast(Model, self.target), cast(TensorDrafter, self._tensors())
         if self._step is None or (self._step.target, self._step.drafter) != (target, drafter):
             assert self.growth is not None
-            both_captured = all(isinstance(lm.backend, Captured) for lm in (target, drafter.lm))
-            kind = CapturedStep if both_captured and target.device.type == "cuda" else DeviceStep
+            captured = drafter.lm is not None and all(isinstance(lm.backend, Captured) for lm in (target, drafter.lm))
+            kind = CapturedStep if captured and target.device.type == "cuda" else DeviceStep
             self._step = kind(target, drafter, self.growth, int(self.policy.max_depth))
         return self._step
 
@@ -143,11 +160,13 @@ class DeviceDecoder(Decoder):
         return self._ends[1]
 
 
-def _why_not(target: Any, drafter: Any) -> str | None:
+def _why_not(target: Any, drafter: TensorDrafter | None) -> str | None:
     """Why the forwards of these cannot be those of a `TensorStep`; None: they can."""
-    if not isinstance(target, Model) or not isinstance(drafter, OfModel):
-        return "the target or the drafter is not one model with a cache"
-    for lm in (target, drafter.lm):
+    if not isinstance(target, Model):
+        return "the target is not one model with a cache"
+    if drafter is None:
+        return "its drafter drafts on the host"
+    for lm in (target, *([] if drafter.lm is None else [drafter.lm])):
         if type(lm.cache) is not KVCache:
             return f"{lm.name} keeps its rows in a {type(lm.cache).__name__}"
         if lm.key_limit < _NO_LIMIT:

@@ -27,8 +27,9 @@ LEAST_KEYS = 256
 class Asked(NamedTuple):
     """What a step begins with, all of it known to the host."""
 
-    forward: Forward
-    """Rows that the drafter lacks of its context, the root's the last; at most `TensorStep.catching_up`."""
+    forward: Forward | None
+    """Rows that the drafter's model lacks of its context, the root's the last; at most `TensorStep.catching_up`. None:
+    it has no model whose rows are known here."""
     root: int
     """The last token of the context."""
     limit: int
@@ -62,23 +63,25 @@ class DeviceStep(TensorStep):
 
         `launched` is called when all is on its way and nothing was waited for.
         """
-        rows, most = len(asked.forward.tokens), self.catching_up
-        if not 1 <= rows <= most:
+        missing, most, target, lm = asked.forward, self.catching_up, self.target, self.drafter.lm
+        rows = 0 if missing is None else len(missing.tokens)
+        if not min(most, 1) <= rows <= most:
             raise ValueError(f"a step catches up with 1 to {most} rows of the drafter, got {rows}")
-        target, lm = self.target, self.drafter.lm
-        for model in (target, lm):
+        for model in (target, *([] if lm is None else [lm])):
             model.cache.truncate(model.length)
         own, draft = self.slots(asked.limit)
-        keys = keys_of(target, target.length + own), keys_of(lm, lm.length + draft)
-        shape = Shape(asked.limit, keys, asked.sampling, self.drafter.scale, asked.ends is not None)
-        numbers = np.zeros((3, most), dtype=np.int64)
-        numbers[2] = keys[1] - 1  # padding goes where nobody looks
-        slots = np.arange(lm.length, lm.length + rows)
-        numbers[:, most - rows :] = asked.forward.tokens, asked.forward.positions, slots
-        facts = [target.length, lm.length + rows, asked.root]
-        features = asked.forward.features
+        length = 0 if lm is None else lm.length
+        keys = keys_of(target, target.length + own), 0 if lm is None else keys_of(lm, length + draft)
+        shape = Shape(asked.limit, keys, asked.sampling, self.drafter.drafter.scale, asked.ends is not None)
+        numbers, features = np.zeros((3, most), dtype=np.int64), None
+        if missing is not None:
+            numbers[2] = keys[1] - 1  # padding goes where nobody looks
+            slots = np.arange(length, length + rows)
+            numbers[:, most - rows :] = missing.tokens, missing.positions, slots
+            features = missing.features
         if features is not None and rows < most:
             features = torch.constant_pad_nd(features, (0, 0, most - rows, 0))
+        facts = [target.length, length + rows, asked.root]
         sent = send(np.concatenate([numbers.ravel(), facts, asked.starts]), target.device)
         left = self.launch(shape, Given(sent, features, asked.ends))
         launched()
@@ -87,16 +90,17 @@ class DeviceStep(TensorStep):
 
     def _judged(self, told: np.ndarray, asked: Asked, left: Left) -> Judged:
         """Make a tree and a verdict of what was read, and tell both models which of their rows are kept."""
-        rows, missing, target, lm = len(left.logits), len(asked.forward.tokens), self.target, self.drafter.lm
+        rows, missing, target, lm = len(left.logits), asked.forward, self.target, self.drafter.lm
         tree, verdict = read_tree(told, rows)
         count, begin = int(verdict[-2]), target.length
         kept = verdict[: count + 1]
         text, places = tree.tokens[kept], begin + np.arange(count + 1)
         _write(target, rows, Pending(0, text, places))
         target.commit(list(range(count + 1)))
-        _write(lm, missing, Pending(0, asked.forward.tokens, asked.forward.positions))
-        lm.commit(list(range(missing)))
-        _write(lm, self.growth.room(asked.limit), Pending(0, text[1:], places[1:]))
+        if lm is not None and missing is not None:
+            _write(lm, len(missing.tokens), Pending(0, missing.tokens, missing.positions))
+            lm.commit(list(range(len(missing.tokens))))
+            _write(lm, self.drafter.room(self.growth, asked.limit), Pending(0, text[1:], places[1:]))
         features = {layer: states[: count + 1] for layer, states in left.features.items()}
         return Judged(
             tree, kept.tolist(), int(verdict[-1]), left.logits[: len(tree)], left.scores[: len(tree)], features

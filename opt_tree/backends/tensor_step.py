@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.backend import Inputs
+from opt_tree.backends.tensor_drafter import Behind, Rows, TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
-from opt_tree.draft_model import OfModel
 from opt_tree.model import Model
 from opt_tree.random import noise_from
 from opt_tree.sampling import Sampling
@@ -58,44 +58,57 @@ class Left(NamedTuple):
 
 
 class TensorStep:
-    """The step of one target, one drafter of a model and one policy's growth.
+    """The step of one target, one drafter and one policy's growth."""
 
-    The drafter's rows of accepted nodes are kept where its forwards read tokens alone. A head's, which were computed
-    from features that it estimated, are dropped, as on the host.
-    """
-
-    def __init__(self, target: Model, drafter: OfModel, growth: Growth, layers: int) -> None:
+    def __init__(self, target: Model, drafter: TensorDrafter, growth: Growth, layers: int) -> None:
         """`layers`: of the deepest tree."""
         self.target, self.drafter, self.growth, self.layers = target, drafter, growth, layers
-        self.catching_up = layers + 1 if drafter.features else 2
-        """Rows that the drafter can lack after a step: a whole path and one token; or the last node, if it was not
-        drafted below, and one token."""
+        self.catching_up = drafter.catching_up(layers)
+        """Rows that the drafter's model can lack after a step."""
 
     def slots(self, limit: int) -> tuple[int, int]:
         """How many rows the target's and the drafter's caches get in a step of so many layers, padding included."""
-        draft = self.growth.room(limit)
-        widest = self.drafter.lm.backend.shape(max(self.growth.widest, self.catching_up), 0)[0]
-        return self.target.backend.shape(1 + self.growth.nodes, 0)[0] + 1, self.catching_up + draft + widest + 1
+        drafter, own = self.drafter, self.target.backend.shape(1 + self.growth.nodes, 0)[0] + 1
+        if drafter.lm is None:
+            return own, 0
+        widest = drafter.lm.backend.shape(drafter.widest(self.growth, self.layers), 0)[0]
+        return own, self.catching_up + drafter.room(self.growth, limit) + widest + 1
 
     def launch(self, shape: Shape, given: Given) -> Left:
         """Compute a step: tensors from tensors. What the caches say of their pending rows means nothing behind it."""
-        target, lm = self.target, self.drafter.lm
-        drafting = _Drafting(self, shape, given)
-        pool = drafting.grow()
+        target, most, sent = self.target, self.catching_up, given.numbers
+        missing, sent = sent[: 3 * most].view(3, most), sent[3 * most :]
+        # The lengths of both contexts, the drafter's with its missing rows; the root; the starts of the noise.
+        (before, length, root), starts = sent[:FACTS].unbind(), sent[FACTS:]
+        behind = Behind(self.forward, shape.keys[1], missing, given.features, length, root, target.length + 1)
+        pool = self._grow(behind, shape, given)
         tree = tree_of(pool, self.growth.select(pool), shape.limit)
-        output = self._score(tree, drafting.before, shape.keys[0])
+        output = self._score(tree, before, shape.keys[0])
         # Nothing that is carried looks at the tree: it only says how many rows there are.
         rows = Tree.of([0] * len(tree.tokens), [-1] + [0] * (len(tree.tokens) - 1))
         scores = shape.sampling.process(output.logits, rows, [])
-        choice = self._own(scores, tree.depths, drafting.starts)
+        choice = self._own(scores, tree.depths, starts)
         path, count = tree.walk(choice, shape.limit)
         steps = torch.arange(shape.limit + 1, device=target.device)
-        _move(target, drafting.before + steps, drafting.before + path)
-        if given.features is None and pool.slots:
-            below = tree.slots[path[1:]]
-            _move(lm, drafting.behind + steps[:-1], drafting.behind + below)
+        _move(target, before + steps, before + path)
+        if self.drafter.lm is not None and self.drafter.keeps_rows and pool.slots:
+            _move(self.drafter.lm, length + steps[:-1], length + tree.slots[path[1:]])
         told = torch.cat([*tree.told(), path, count[None], choice[path[-1:]]])
         return Left(told, output.logits, scores, {layer: one[path] for layer, one in output.features.items()})
+
+    def _grow(self, behind: Behind, shape: Shape, given: Given) -> TensorPool:
+        """Draft all layers."""
+        pool, growth, drafter = TensorPool(behind.root, given.ends), self.growth, self.drafter
+        growth.begin(pool.device)
+        values = drafter.begin(behind)
+        while True:
+            children = growth.pick(values, pool.above(values.dtype))
+            paths = pool.add(children, drafter.names(children))
+            expanded = growth.expand(paths, pool.depth) if pool.depth < shape.limit else None
+            if expanded is None:
+                pool.close()
+                return pool
+            values = drafter.below(pool, *pool.expand(expanded))
 
     def _own(
         self, scores: Float[Tensor, "rows vocab"], depths: Int[Tensor, " rows"], starts: Int[Tensor, " depths"]
@@ -114,7 +127,7 @@ class TensorStep:
         places = columns.index_copy(0, before + own, before + tree.depths)
         return self.forward(self.target, Rows(tree.tokens, before + tree.depths, before + own, mask, places))
 
-    def forward(self, lm: Model, rows: "Rows", last_only: bool = False) -> Output:
+    def forward(self, lm: Model, rows: Rows, last_only: bool = False) -> Output:
         """Have the model's backend compute some rows, padded in front to what it takes."""
         count, keys = rows.mask.shape
         front = lm.backend.shape(count, 0)[0] - count
@@ -134,69 +147,6 @@ class TensorStep:
     def compute(self, lm: Model, inputs: Inputs, rows: int) -> Output:
         """Compute one forward of so many real rows."""
         return lm.backend.run(inputs, lm.cache, rows)
-
-
-class _Drafting:
-    """The drafter's part of one step: its missing rows, then layer after layer."""
-
-    def __init__(self, step: TensorStep, shape: Shape, given: Given) -> None:
-        self.step, self.lm, self.shape, self.given = step, step.drafter.lm, shape, given
-        most, sent = step.catching_up, given.numbers
-        self.missing, sent = sent[: 3 * most].view(3, most), sent[3 * most :]
-        (self.before, self.behind, self.root), self.starts = sent[:FACTS].unbind(), sent[FACTS:]
-        """The lengths of both contexts, the drafter's with its missing rows; the root; the starts of the noise."""
-        self.columns = torch.arange(shape.keys[1], device=sent.device)
-
-    def grow(self) -> TensorPool:
-        """Draft all layers."""
-        pool, growth, drafter = TensorPool(self.root, self.given.ends), self.step.growth, self.step.drafter
-        growth.begin(pool.device)
-        output = self._catch_up()
-        self.seen = torch.zeros(1, 0, dtype=torch.bool, device=pool.device)
-        self.key_positions = self.columns
-        while True:
-            values = drafter.answer(output).unpicked.values
-            children = growth.pick(values, pool.above(values.dtype))
-            tokens = drafter.drafted.tokens
-            paths = pool.add(children, children.columns if tokens is None else tokens[children.columns])
-            expanded = growth.expand(paths, pool.depth) if pool.depth < self.shape.limit else None
-            if expanded is None:
-                pool.close()
-                return pool
-            output = self._below(pool, *pool.expand(expanded), output)
-
-    def _catch_up(self) -> Output:
-        """Run the rows that the drafter lacks, behind padding."""
-        tokens, positions, slots = self.missing
-        mask = self.columns <= slots[:, None]
-        rows = Rows(tokens, positions, slots, mask, self.columns, self.given.features)
-        output = self.step.forward(self.lm, rows, last_only=True)
-        return output._replace(features={layer: states[-1:] for layer, states in output.features.items()})
-
-    def _below(self, pool: TensorPool, tokens: Tensor, above: Tensor, last: Output) -> Output:
-        """Ask what may follow the nodes of a frontier. `above`: their parents' rows in `last`, the forward before."""
-        width, first = len(tokens), pool.slots - len(tokens)
-        own = torch.eye(width, dtype=torch.bool, device=pool.device)
-        self.seen = torch.cat([self.seen[above], own], 1)
-        at = self.behind + torch.arange(pool.slots, device=pool.device)
-        # Depth 1 follows the root, which is the last row of the context here.
-        positions = (self.behind + (pool.depth - 1)).expand(width)
-        self.key_positions = self.key_positions.index_copy(0, at[first:], positions)
-        mask = (self.columns < self.behind).repeat(width, 1).index_copy(1, at, self.seen)
-        features = next((states[above] for states in last.features.values()), None)
-        return self.step.forward(self.lm, Rows(tokens, positions, at[first:], mask, self.key_positions, features))
-
-
-class Rows(NamedTuple):
-    """The rows of one forward, on the device."""
-
-    tokens: Int[Tensor, " rows"]
-    positions: Int[Tensor, " rows"]
-    slots: Int[Tensor, " rows"]
-    mask: Bool[Tensor, "rows keys"]
-    key_positions: Int[Tensor, " keys"]
-    """At which position the token in each slot stands."""
-    features: Float[Tensor, "rows hidden"] | None = None
 
 
 def _move(lm: Model, to: Int[Tensor, " rows"], slots: Int[Tensor, " rows"]) -> None:

@@ -15,7 +15,9 @@ import torch
 from tiny_models import ARCHITECTURES, CONTEXT, VOCAB, build, perturbed, prompt, tiny, tiny_drafter, tiny_head
 
 sys.path.append(str(Path(__file__).parents[1] / "drafters"))
+from methods.drafters.test_blocks import block_of, drawn, dspark_of
 from methods.drafters.test_eagle3 import KNOWN, tiny_head3
+from methods.drafters.test_parallel_spec import SOME, head_of
 
 from opt_tree import Buckets, Sampling, Stop, generate_batch
 from opt_tree.backends.device_decoder import DEVICE, DeviceDecoder
@@ -23,8 +25,11 @@ from opt_tree.backends.device_step import Asked
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.generation import Generation
+from opt_tree.methods.drafters.heads.blocks import BlockDrafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
+from opt_tree.methods.drafters.heads.one_pass import MedusaDrafter, MedusaHeads
+from opt_tree.methods.drafters.heads.parallel_spec import ParallelSpecDrafter
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
@@ -63,6 +68,39 @@ DRAFTERS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _parallel(tokens: Any = None) -> Callable[..., Any]:
+    return lambda lm, target, buckets=None: ParallelSpecDrafter(
+        head_of(target).to(target.dtype), target, buckets, tokens
+    )
+
+
+def _block(make: Callable[..., BlockDrafter], **how: Any) -> Callable[..., Any]:
+    def made(lm: CausalLM, target: CausalLM, **_: Any) -> BlockDrafter:
+        block = make(target, **how).block
+        block.model.to(target.dtype)
+        if block.law is not None:
+            block.law.to(target.dtype)
+        return BlockDrafter(block, target)
+
+    return made
+
+
+def _medusa(lm: CausalLM, target: CausalLM, **_: Any) -> MedusaDrafter:
+    return MedusaDrafter(drawn(MedusaHeads(target.hidden, target.vocab, 4)).to(target.dtype), target)
+
+
+ONE_PASS: dict[str, Callable[..., Any]] = {
+    "medusa": _medusa,
+    "parallelspec": _parallel(),
+    "parallelspec, fewer tokens": _parallel(SOME),
+    "dflash": _block(block_of),
+    "dspark": _block(dspark_of),
+    "dspark, rnn": _block(dspark_of, markov_head_type="rnn", tokens=KNOWN),
+    "dspark, unsure": _block(dspark_of, least=0.5),
+}
+"""By what their laws know: the depth, the parent, the path; and a head that refuses parents."""
+
+
 @functools.cache
 def network(architecture: str, dtype: torch.dtype, drafts: bool = False) -> Any:
     return copy.deepcopy(tiny_drafter(architecture) if drafts else tiny(architecture)).to(dtype)
@@ -77,7 +115,7 @@ def decoder_of(
 ) -> Decoder:
     target = CausalLM(network(architecture, dtype), buckets)
     lm = CausalLM(network(architecture, dtype, True), buckets)
-    return Decoder(target, DRAFTERS[drafter](lm, target, buckets=buckets), policy)
+    return Decoder(target, (DRAFTERS | ONE_PASS)[drafter](lm, target, buckets=buckets), policy)
 
 
 def same(found: Generation, host: Generation, close: float = 1e-9) -> None:
@@ -109,6 +147,15 @@ def test_texts_and_trees_are_those_of_the_host(drafter, policy):
     dtype, drawn = (torch.float64, torch.float32)[place % 2], place // 2 % 2
     decoder = decoder_of(drafter, POLICIES[policy], dtype=dtype)
     compare(decoder, sampling=DRAWN if drawn else Sampling(), seed=3)
+
+
+@pytest.mark.parametrize("drafter", sorted(ONE_PASS))
+def test_heads_of_one_pass(drafter):
+    """Trees deeper than the head drafts, too: behind its last depth nothing is known."""
+    for place, policy in enumerate((OptTree(20, 0.0, 7), POLICIES["list"], POLICIES["eagle2"])):
+        dtype, how = (torch.float64, torch.float32)[place % 2], DRAWN if place else Sampling()
+        found, _ = compare(decoder_of(drafter, policy, dtype=dtype), new=12, sampling=how, seed=3)
+        assert place or {len(step.tree) for step in found.steps} != {1}
 
 
 def test_the_pairs_above_show_something():
@@ -150,8 +197,10 @@ def test_answers_of_any_length(drafter, new):
     assert device.taken.keys() <= {DEVICE, "no room to draft"}
 
 
-@pytest.mark.parametrize("drafter", ["lm", "eagle"])
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize(
+    "drafter, architecture",
+    [*itertools.product(["lm", "eagle"], ["llama", "gpt2", "opt"]), ("parallelspec", "llama"), ("dspark", "llama")],
+)
 def test_the_end_of_the_context(drafter, architecture):
     """Where positions are learned, none behind the last one is asked for."""
     decoder = decoder_of(drafter, architecture=architecture)
@@ -184,7 +233,7 @@ def test_a_text_that_ends_at_a_token(drafter, sampling):
         same(device.generate(TEXT, NEW, sampling, stop, seed=5), decoder.generate(TEXT, NEW, sampling, stop, seed=5))
 
 
-@pytest.mark.parametrize("drafter", ["lm", "eagle"])
+@pytest.mark.parametrize("drafter", ["lm", "eagle", "parallelspec", "medusa"])
 def test_a_conversation_goes_on_from_its_cache(drafter):
     """Both ways take turns on the same models: each leaves them as the other would."""
     text = {}
@@ -199,7 +248,7 @@ def test_a_conversation_goes_on_from_its_cache(drafter):
     assert len({str(one) for one in text.values()}) == 1
 
 
-@pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3"])
+@pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3", "parallelspec", "dflash"])
 def test_steps_of_both_kinds_in_one_text(drafter):
     """A step of the host behind one of the device finds what it needs, and the other way round."""
     decoder = decoder_of(drafter)
@@ -210,7 +259,7 @@ def test_steps_of_both_kinds_in_one_text(drafter):
     assert min(device.taken[DEVICE], device.taken["its turn"]) > 2
 
 
-@pytest.mark.parametrize("drafter", ["lm", "eagle"])
+@pytest.mark.parametrize("drafter", ["lm", "eagle", "parallelspec"])
 def test_forwards_that_are_padded(drafter):
     """Padding rows are written where nobody looks, and see nothing of the text."""
     for buckets in (Buckets((1, 8, 32), (64, 512)), Buckets((3, 5), (300,))):

@@ -12,7 +12,6 @@ from torch import Tensor
 from opt_tree.answers import LogProbs
 from opt_tree.backends.tensor_growth import Fixed, Growth, first_best
 from opt_tree.backends.tensor_pool import TensorPool, read_tree, tree_of
-from opt_tree.draft_model import OfModel
 from opt_tree.drafter import Drafter
 from opt_tree.grow import grow, run
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
@@ -48,19 +47,10 @@ class Scripted(Drafter):
     def accept(self, outcome: Outcome) -> None: ...
 
 
-class _OfColumns(OfModel):
-    """A drafter of which only the columns are known."""
-
-    def __init__(self, columns: int) -> None:
-        self.drafted = type("", (), {"columns": columns})()
-
-    root = expand = accept = None  # type: ignore[assignment]
-
-
 def on_tensors(policy: TreePolicy, law: Law, limit: int, ends: frozenset[int] = frozenset()) -> Tree:
     """The tree that grows on tensors. Rows of nodes that are not there are asked about as well."""
     columns = len(law(()))
-    growth = growth_of(policy, _OfColumns(columns))
+    growth = growth_of(policy, columns)
     assert isinstance(growth, Growth)
     marks = torch.tensor([token in ends for token in range(columns)])
     pool = TensorPool(torch.tensor(ROOT), marks if ends else None)

@@ -137,9 +137,10 @@ def test_captured_steps_are_those_of_a_cpu(kind, architecture, sampling):
     assert found.steps[0].draft_forwards == POLICY.max_depth + 1, "the prompt's, and one a layer, which nobody ran"
 
 
-def test_a_captured_step_is_one_launch_and_one_read():
+@pytest.mark.parametrize("name", ["eagle", "parallelspec"])
+def test_a_captured_step_is_one_launch_and_one_read(name):
     """Beside the replay, what brings its tensors to their places."""
-    found = measure_on_device(pair_with(DRAFTERS["eagle"], captured=True), DRAWN)
+    found = measure_on_device(pair_with(DRAFTERS[name], captured=True), DRAWN)
     assert found.waits == 1 and found.uploads == 1 and found.draft_launches <= 6, found
 
 

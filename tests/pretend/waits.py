@@ -29,7 +29,7 @@ DRAFTERS = {
     **{"copy": "copy:eagle:demo", "graft": "graft:1:eagle:demo+store:demo"},
     **{"rasd": "rasd:eagle:demo+store:demo"},
 }
-ON_DEVICE = ("lm", "eagle", "eagle3")
+ON_DEVICE = ("lm", "eagle", "eagle3", "parallelspec", "dspark")
 """Drafters whose steps can stay there."""
 POLICY = opt_tree.OptTree(nodes=60, threshold=0.2)
 STEPS = 4

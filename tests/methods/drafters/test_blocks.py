@@ -283,13 +283,18 @@ def dspark_of(target, tokens=None, least=0.0, layers=TINY, **changes):
 
 def recorded(drafter, monkeypatch):
     """The laws of every context that is drafted for."""
-    asked, found = drafter.laws, {}
+    root, laws, asked, found = drafter.root, drafter.laws, [], {}
 
-    def laws(context):
-        found[tuple(context)] = answer = asked(context)
+    def noted(context):
+        asked.append(tuple(context))
+        return root(context)
+
+    def kept(*given):
+        found[asked[-1]] = answer = laws(*given)
         return answer
 
-    monkeypatch.setattr(drafter, "laws", laws)
+    monkeypatch.setattr(drafter, "root", noted)
+    monkeypatch.setattr(drafter, "laws", kept)
     return found
 
 

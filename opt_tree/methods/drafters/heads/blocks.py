@@ -8,12 +8,10 @@ the temperatures that calibrate its confidence place by place, are not here; a `
 sharpens the laws, as it does for every drafter.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -21,8 +19,8 @@ from transformers import DynamicCache
 
 from opt_tree.answers import LogProbs
 from opt_tree.backend import cache_argument
-from opt_tree.drafter import Asked, Drafter
-from opt_tree.methods.drafters.heads.block_laws import BlockLaw, Place
+from opt_tree.drafter import Drafter
+from opt_tree.methods.drafters.heads.block_laws import Below, BlockLaw, Place
 from opt_tree.methods.drafters.heads.block_network import Sight, Sights, run_blocks, two_sided
 from opt_tree.methods.drafters.heads.eagle import ends_at_positions, warn_beyond
 from opt_tree.methods.drafters.heads.families import DFLASH
@@ -36,7 +34,7 @@ from opt_tree.models.quantised_layers import home_of, rows_of
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome
-from opt_tree.target import Output, Work
+from opt_tree.target import Output
 from opt_tree.tree import send
 
 
@@ -112,7 +110,10 @@ class BlockDrafter(OnePass):
         embedding: Any = target.model.get_input_embeddings()
         # DFlash models were trained without the norm that a target's embedding may have behind it.
         self._embed = block.embed or (RawEmbedding(embedding) if hasattr(embedding, "embed_norm") else embedding)
-        self._states = self._unary = self._carried = torch.zeros(0, 0)
+        self._masks = torch.full((self.rows - 1,), int(config.mask_token_id), device=target.device)
+        self._states = self._unary = torch.zeros(0, 0)
+        self.carried: Tensor = torch.zeros(0, 0)
+        """What the nodes above some parents carry for a law that reads the path, by draft row."""
         self.trained = positions_of(config)
         if ends_at_positions(config):
             self.max_context = min(self.max_context, self.trained - self.rows)
@@ -136,53 +137,50 @@ class BlockDrafter(OnePass):
         """Return the embeddings that its rows begin as."""
         return self._embed(tokens).to(self.model.device, self.model.dtype)
 
-    def root(self, context: list[int]) -> Asked:
-        if self.block.law is None:
-            return super().root(context)
-        begin = time.perf_counter()
-        states = self.states(context)
-        self._states, self._unary = states[self.block.first :], self._scores(states[self.block.first :])
-        root = send(np.array(context[-1:]), self.model.device)
-        self._carried = self.block.law.start(states[: self.block.first], root)
-        answer = self._below(1, root, self._carried)
-        self._done += Work(1, self.rows, time.perf_counter() - begin)
-        return answer
+    def laws(self, root: Int[Tensor, " 1"], length: int) -> Float[Tensor, "depths columns"]:
+        """Return what the block says of each depth, whatever the tokens above; begin what a law of these reads."""
+        states, first = self.states(root, length), self.block.first
+        self._states, self._unary = states[first:], self._scores(states[first:])
+        if self.block.law is not None:
+            self._root, self.carried = root, self.block.law.start(states[:first], root)
+        return self._unary
 
-    def laws(self, context: list[int]) -> Float[Tensor, "depths columns"]:
-        return self._scores(self.states(context)[self.block.first :])
+    def answer(self, scores: Float[Tensor, "depths columns"]) -> LogProbs:
+        return super().answer(scores) if self.block.law is None else self._say(1, self._root, self.carried)
 
     def expand(self, frontier: Frontier) -> LogProbs:
-        """Answer for parents of one depth; nothing is known beyond the block."""
+        """Answer for parents of one depth."""
         if self.block.law is None:
             return super().expand(frontier)
-        depth = int(frontier.depths[0]) + 1
-        if depth > len(self._states):
-            nothing = self._unary.new_full((1, self._unary.shape[1]), -torch.inf)
-            return LogProbs(nothing.expand(len(frontier.tokens), -1), self.tokens)
         if self.block.law.width:
-            carried = self._carried.index_select(0, send(frontier.parents, self._carried.device))
+            carried = self.carried.index_select(0, send(frontier.parents, self.carried.device))
         else:
-            carried = self._carried.expand(len(frontier.tokens), -1)
-        return self._below(depth, send(frontier.tokens, self.model.device), carried)
+            carried = self.carried.expand(len(frontier.tokens), -1)
+        return self._say(int(frontier.depths[0]) + 1, send(frontier.tokens, self.model.device), carried)
 
-    def _below(self, depth: int, parents: Int[Tensor, " parents"], carried: Float[Tensor, "parents width"]) -> LogProbs:
+    def _say(self, depth: int, parents: Int[Tensor, " parents"], carried: Float[Tensor, "parents width"]) -> LogProbs:
         """Return what is said of children at a depth; what they read of the path is kept by draft row."""
-        assert self.block.law is not None
-        place = Place(depth, self._unary[depth - 1], self._states[depth - 1], self.embed)
-        below = self.block.law(place, parents, carried)
-        if self.block.law.width:  # the root's takes the place of what is above it
-            self._carried = below.carried if depth == 1 else torch.cat([self._carried, below.carried])
+        below = self.below(depth, parents, carried)
+        if below.carried.shape[1]:  # the root's takes the place of what is above it
+            self.carried = below.carried if depth == 1 else torch.cat([self.carried, below.carried])
         return LogProbs.of(below.scores, self.tokens, self.scale)
 
-    def states(self, context: list[int]) -> Float[Tensor, "block hidden"]:
-        """Run the states that came since the last forward, and the block behind them; return what the block became."""
-        warn_beyond(self, len(context))
-        count, anchor, device = len(self._waiting), len(context) - 1, self.model.device
-        masks = [self.model.config.mask_token_id] * (self.rows - 1)
+    def below(self, depth: int, parents: Int[Tensor, " parents"], carried: Float[Tensor, "parents width"]) -> Below:
+        """Return what a law of parents or paths says at a depth; nothing is known beyond the block."""
+        assert self.block.law is not None
+        if depth > len(self._states):
+            return Below(self._unary.new_full((len(parents), self._unary.shape[1]), -torch.inf), carried)
+        place = Place(depth, self._unary[depth - 1], self._states[depth - 1], self.embed)
+        return self.block.law(place, parents, carried)
+
+    def states(self, root: Int[Tensor, " 1"], length: int) -> Float[Tensor, "block hidden"]:
+        """Run the states that came since the last forward, and the block behind `length` tokens; return the block's."""
+        warn_beyond(self, length)
+        count, anchor, device = len(self._waiting), length - 1, self.model.device
         places = torch.arange(anchor - count, anchor + self.rows, device=device)
         anchors = torch.full((1, 1), anchor, device=device)
         states = self.model(
-            noise_embeds=self.embed(torch.tensor([[context[-1], *masks]], device=self.target.device)),
+            noise_embeds=self.embed(torch.cat([root.to(self._masks.device), self._masks])[None]),
             context_hidden_states=self._waiting[None],
             position_ids=places[None],
             **{cache_argument(type(self.model)): self._cache},
@@ -192,7 +190,7 @@ class BlockDrafter(OnePass):
             },
         ).last_hidden_state
         self._cache.crop(-self.rows)
-        self._waiting = self._nothing()
+        self._waiting = self._waiting[:0]
         return states[0]
 
     def accept(self, outcome: Outcome) -> None:

@@ -9,6 +9,7 @@ marginals is the product of their probabilities along each path; its n best path
 import time
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -29,6 +30,7 @@ from opt_tree.pool import Frontier
 from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome
 from opt_tree.target import Output, Work
+from opt_tree.tree import send
 
 
 class OnePass(Drafter):
@@ -57,8 +59,11 @@ class OnePass(Drafter):
         output: Any = self.target.model.get_output_embeddings()
         return self._scaling(output(states.to(*home_of(output))))
 
-    def laws(self, context: list[int]) -> Float[Tensor, "depths columns"]:
-        """Return the scores of the 1st, 2nd, ... token behind the context. Whoever asks for a forward writes `root`."""
+    def laws(self, root: Int[Tensor, " 1"], length: int) -> Float[Tensor, "depths columns"]:
+        """Return the scores of the 1st, 2nd, ... token behind a context of `length` tokens, the root the last of them.
+
+        Whoever asks for a forward writes `root`.
+        """
         raise NotImplementedError(f"{type(self).__name__} says nothing of the depths")
 
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
@@ -67,10 +72,14 @@ class OnePass(Drafter):
         self._feature = torch.zeros_like(self._feature) if prefill is None else prefill.features[LAST][-1:].clone()
 
     def root(self, context: list[int]) -> Asked:
+        return self.answer(self.run(send(np.array(context[-1:]), self.target.device), len(context)))
+
+    def run(self, root: Int[Tensor, " 1"], length: int) -> Float[Tensor, "depths columns"]:
+        """Return `laws`, and count what they cost."""
         begin = time.perf_counter()
-        scores = self.laws(context)
+        scores = self.laws(root, length)
         self._done += Work(1, self.rows, time.perf_counter() - begin)
-        return self.answer(scores)
+        return scores
 
     def answer(self, scores: Float[Tensor, "depths columns"]) -> LogProbs:
         """Take the scores of all depths; return the answer of the first."""
@@ -140,7 +149,7 @@ class MedusaDrafter(OnePass):
     def keeps(self, prompt: list[int]) -> int:
         return len(prompt)  # the one feature that it reads is among what is new
 
-    def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
+    def laws(self, root: Int[Tensor, " 1"], length: int) -> Float[Tensor, "depths vocab"]:
         states = self.heads(self._feature.to(next(self.heads.parameters()).dtype))[:, 0]
         return states if states.shape[1] == self.target.vocab else self.logits_of(states)
 

@@ -75,7 +75,7 @@ class ParallelSpecDrafter(SeveralForwards, OnePass):
         self.tokens = None if tokens is None else tokens.cpu().sort().values
         self.eagle = EagleDrafter(head, target, buckets, self.tokens)
         self.models, self.max_context = self.eagle.models, self.eagle.max_context - head.masks.num_embeddings
-        self._masks = head.config.vocab_size + np.arange(head.masks.num_embeddings)
+        self.masks = head.config.vocab_size + np.arange(head.masks.num_embeddings)
 
     def root(self, context: list[int]) -> Asked:
         return self.ask(self._pass(context))
@@ -83,21 +83,26 @@ class ParallelSpecDrafter(SeveralForwards, OnePass):
     def _pass(self, context: list[int]) -> Generator[Forward, Output, LogProbs]:
         """The forward over the new pairs and the masks; before it another one, where the pairs are many."""
         lm: Any = self.eagle.lm
-        count = len(self._masks)
+        count = len(self.masks)
         pairs, features = self.eagle.take_pairs(context)
         if len(pairs) > _PAIRS:
             yield lm.text(pairs[:-1], features[:-1])
             pairs, features = pairs[-1:], features[-1:]
-        tokens = np.array([*pairs, *self._masks])
+        tokens = np.array([*pairs, *self.masks])
         rows = len(tokens)
         inputs = torch.cat([features, self.of_masks(features[-1:]).expand(count, -1)])
         output = yield Forward(lm, tokens, lm.length + np.arange(rows), causal(rows), inputs, last_only=True)
         lm.commit(list(range(len(pairs))))
+        return self.answer(self.scores(output))
+
+    def scores(self, output: Output) -> Float[Tensor, "depths columns"]:
+        """Return the scores of every depth behind a forward over the root's pair and the masks, and others before."""
+        lm: Any = self.eagle.lm
         headed: Any = lm.model
-        states, layer = output.features[LAST][-count - 1 : -1], headed.get_output_embeddings()
+        states, layer = output.features[LAST][-len(self.masks) - 1 : -1], headed.get_output_embeddings()
         states = headed.base_model.read(states)
         with lm.eager.packed:
-            return self.answer(torch.cat([headed.scaling(layer(states.to(*home_of(layer)))), output.logits]))
+            return torch.cat([headed.scaling(layer(states.to(*home_of(layer)))), output.logits])
 
     def of_masks(self, last: Float[Tensor, "1 hidden"]) -> Float[Tensor, "1 hidden"]:
         """Return the feature that masks carry behind a pair of this one."""
@@ -121,7 +126,7 @@ class ParallelSpecDrafter(SeveralForwards, OnePass):
     def describe(self) -> str:
         head: Any = self.eagle.lm.model.base_model
         columns = "" if self.tokens is None else f", {len(self.tokens)} tokens of {self.target.vocab}"
-        return f"{self.what} {self.name}: {size_of(head)}, {counted(len(self._masks) + 1, 'layer')} a pass{columns}"
+        return f"{self.what} {self.name}: {size_of(head)}, {counted(len(self.masks) + 1, 'layer')} a pass{columns}"
 
 
 class PEagleDrafter(ParallelSpecDrafter):
@@ -142,16 +147,18 @@ class PEagleDrafter(ParallelSpecDrafter):
         if depths < 1:
             raise ValueError(f"a P-EAGLE head of {depths} depths drafts nothing")
         self.eagle, self.features, self.models = eagle, eagle.features, eagle.models
-        self._order = None if eagle.tokens is None else eagle.tokens.argsort()
-        self.tokens = None if eagle.tokens is None else eagle.tokens[self._order]
-        self.max_context, self._masks = eagle.max_context - depths + 1, np.full(depths - 1, mask)
+        order = None if eagle.tokens is None else eagle.tokens.argsort()
+        self.tokens = None if eagle.tokens is None else eagle.tokens[order]
+        self._order = None if order is None else order.to(eagle.lm.device)
+        self.max_context, self.masks = eagle.max_context - depths + 1, np.full(depths - 1, mask)
 
     def of_masks(self, last: Float[Tensor, "1 hidden"]) -> Float[Tensor, "1 hidden"]:
         head: Any = self.eagle.lm.model.base_model
         return head.of_mask()[None].to(last.dtype)
 
-    def answer(self, scores: Float[Tensor, "depths columns"]) -> LogProbs:
-        return super().answer(scores if self._order is None else scores[:, self._order.to(scores.device)])
+    def scores(self, output: Output) -> Float[Tensor, "depths columns"]:
+        found = super().scores(output)
+        return found if self._order is None else found[:, self._order]
 
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
         Drafter.begin(self, prompt, kept, prefill, sampling)
