@@ -108,7 +108,7 @@ class DeviceDecoder(Decoder):
             return f"verifier {run.verify.__name__} judges on the host"
         if run.layers < 1:
             return "no room to draft"
-        return None
+        return cast(TensorDrafter, self._tensors()).why_not(run.context)
 
     def _decode(self, run: Run, drafter: Drafter) -> Asking[tuple[Tree, list[int], list[int]]]:
         """Emit the tokens of one step: `decode_step` on the device. The tree, the accepted path, the tokens."""
@@ -120,7 +120,8 @@ class DeviceDecoder(Decoder):
             forward = forward.part(rows - 1, rows)
         limit = min(step.layers, run.layers)
         starts = run.random.starts(np.arange(0 if run.sampling.greedy else limit + 1))
-        judged = step.run(Asked(forward, run.context[-1], limit, run.sampling, starts, self._ends_of(run)), run.lap)
+        lacks = forward, run.context[-1], step.drafter.sent(run.context, step.layers, self.target.device)
+        judged = step.run(Asked(*lacks, limit, run.sampling, starts, self._ends_of(run)), run.lap)
         run.lap()
         tree, path = judged.tree, judged.path
         tokens = [*tree.tokens[path[1:]].tolist(), judged.token]
@@ -146,7 +147,8 @@ class DeviceDecoder(Decoder):
         target, drafter = cast(Model, self.target), cast(TensorDrafter, self._tensors())
         if self._step is None or (self._step.target, self._step.drafter) != (target, drafter):
             assert self.growth is not None
-            captured = drafter.lm is not None and all(isinstance(lm.backend, Captured) for lm in (target, drafter.lm))
+            lms = [target, drafter.lm] if drafter.captured else []
+            captured = bool(lms) and all(lm is not None and isinstance(lm.backend, Captured) for lm in lms)
             kind = CapturedStep if captured and target.device.type == "cuda" else DeviceStep
             self._step = kind(target, drafter, self.growth, int(self.policy.max_depth))
         return self._step

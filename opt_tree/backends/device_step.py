@@ -32,6 +32,8 @@ class Asked(NamedTuple):
     it has no model whose rows are known here."""
     root: int
     """The last token of the context."""
+    more: Int[np.ndarray, " numbers"]
+    """What else the drafter sends (`TensorDrafter.sent`)."""
     limit: int
     """Layers at most."""
     sampling: Sampling
@@ -72,7 +74,7 @@ class DeviceStep(TensorStep):
         own, draft = self.slots(asked.limit)
         length = 0 if lm is None else lm.length
         keys = keys_of(target, target.length + own), 0 if lm is None else keys_of(lm, length + draft)
-        shape = Shape(asked.limit, keys, asked.sampling, self.drafter.drafter.scale, asked.ends is not None)
+        shape = Shape(asked.limit, keys, asked.sampling, self.drafter.scale, asked.ends is not None)
         numbers, features = np.zeros((3, most), dtype=np.int64), None
         if missing is not None:
             numbers[2] = keys[1] - 1  # padding goes where nobody looks
@@ -82,7 +84,7 @@ class DeviceStep(TensorStep):
         if features is not None and rows < most:
             features = torch.constant_pad_nd(features, (0, 0, most - rows, 0))
         facts = [target.length, length + rows, asked.root]
-        sent = send(np.concatenate([numbers.ravel(), facts, asked.starts]), target.device)
+        sent = send(np.concatenate([numbers.ravel(), facts, asked.more, asked.starts]), target.device)
         left = self.launch(shape, Given(sent, features, asked.ends))
         launched()
         (told,) = fetch(left.told)

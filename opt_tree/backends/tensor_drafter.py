@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -18,7 +19,6 @@ from opt_tree.draft_model import OfModel
 from opt_tree.drafter import Drafter
 from opt_tree.model import Model
 from opt_tree.target import Forward, Output
-from opt_tree.tree import send
 
 
 class Rows(NamedTuple):
@@ -46,6 +46,10 @@ class Behind(NamedTuple):
     length: Int[Tensor, ""]
     """Rows of the drafter's model, the missing ones among them."""
     root: Int[Tensor, ""]
+    more: Int[Tensor, " numbers"]
+    """What the drafter itself sent (`TensorDrafter.sent`)."""
+    nodes: int
+    """Of a tree at most."""
     tokens: int
     """How many the context has, the root among them. A graph does not know: it holds the number of its capture."""
 
@@ -55,15 +59,26 @@ class TensorDrafter(ABC):
 
     lm: Model | None = None
     """The model whose forwards the step computes; None: it has none, or runs it itself."""
+    names_few = False
+    """Whether it names a few tokens of each node, in the host's order."""
+    captured = True
+    """Whether a graph may hold what it does, where its model's forwards are captured."""
     keeps_rows = False
     """Whether rows of accepted nodes stay in the model's cache."""
 
-    def __init__(
-        self, drafter: Drafter, columns: int, tokens: Int[Tensor, " columns"] | None, device: torch.device
-    ) -> None:
-        """`columns`: of its answers. `tokens`: their names, if they are not the first so many of the vocabulary."""
+    def __init__(self, drafter: Drafter, columns: int, tokens: Int[Tensor, " columns"] | None = None) -> None:
+        """`columns`: of its answers. `tokens`: their names, on the device; None: the vocabulary's first ones."""
         self.drafter, self.columns = drafter, columns
-        self._tokens = None if tokens is None else send(tokens.cpu().numpy(), device)
+        self.tokens = tokens
+
+    @property
+    def scale(self) -> float:
+        """What its scores are multiplied by."""
+        return self.drafter.scale
+
+    def why_not(self, context: list[int]) -> str | None:
+        """Why the step behind this context is the host's; None: it is not."""
+        return None
 
     def catching_up(self, layers: int) -> int:
         """How many rows its model can lack behind a step of so many layers."""
@@ -81,6 +96,14 @@ class TensorDrafter(ABC):
         """Return the rows that its model lacks of the context, on the host."""
         return None
 
+    def sends(self, layers: int) -> int:
+        """How many numbers of its own it sends before a step."""
+        return 0
+
+    def sent(self, context: list[int], layers: int, device: torch.device) -> Int[np.ndarray, " numbers"]:
+        """Return these numbers."""
+        return np.zeros(0, dtype=np.int64)
+
     @abstractmethod
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
         """Return the log-probabilities of the tokens behind the root."""
@@ -93,7 +116,7 @@ class TensorDrafter(ABC):
 
     def names(self, children: Children) -> Int[Tensor, " children"]:
         """The tokens of some children of what was said last."""
-        return children.columns if self._tokens is None else self._tokens[children.columns]
+        return children.columns if self.tokens is None else self.tokens[children.columns]
 
 
 class ByLayers(TensorDrafter):
@@ -108,7 +131,7 @@ class ByLayers(TensorDrafter):
 
     def __init__(self, drafter: OfModel) -> None:
         self.lm, self.keeps_rows = drafter.lm, not drafter.features
-        super().__init__(drafter, drafter.drafted.columns, drafter.tokens, drafter.lm.device)
+        super().__init__(drafter, drafter.drafted.columns, drafter.drafted.tokens)
 
     def catching_up(self, layers: int) -> int:
         """A head lacks a whole path and one token; a model the last node, if it was not drafted below, and one."""

@@ -40,7 +40,8 @@ class Given(NamedTuple):
     """The tensors of a step, on the device."""
 
     numbers: Int[Tensor, " numbers"]
-    """The drafter's missing rows (tokens, positions, slots), lengths and root, starts of the noise: one upload."""
+    """One upload: the drafter's missing rows (tokens, positions, slots), lengths and root, what else it sends, starts
+    of the noise."""
     features: Float[Tensor, "rows hidden"] | None
     ends: Bool[Tensor, " vocab"] | None
 
@@ -78,9 +79,12 @@ class TensorStep:
         """Compute a step: tensors from tensors. What the caches say of their pending rows means nothing behind it."""
         target, most, sent = self.target, self.catching_up, given.numbers
         missing, sent = sent[: 3 * most].view(3, most), sent[3 * most :]
-        # The lengths of both contexts, the drafter's with its missing rows; the root; the starts of the noise.
-        (before, length, root), starts = sent[:FACTS].unbind(), sent[FACTS:]
-        behind = Behind(self.forward, shape.keys[1], missing, given.features, length, root, target.length + 1)
+        # The lengths of both contexts, the drafter's with its missing rows, and the root.
+        (before, length, root), sent = sent[:FACTS].unbind(), sent[FACTS:]
+        own = self.drafter.sends(self.layers)
+        more, starts = sent[:own], sent[own:]
+        context = missing, given.features, length, root, more, self.growth.nodes, target.length + 1
+        behind = Behind(self.forward, shape.keys[1], *context)
         pool = self._grow(behind, shape, given)
         tree = tree_of(pool, self.growth.select(pool), shape.limit)
         output = self._score(tree, before, shape.keys[0])

@@ -11,23 +11,29 @@ from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.drafter import Drafter
 from opt_tree.errors import require
+from opt_tree.methods.drafters.combined.copying import Copying
+from opt_tree.methods.drafters.combined.grafted import Grafted
 from opt_tree.methods.drafters.heads.blocks import BlockDrafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
 from opt_tree.methods.drafters.heads.one_pass import MedusaDrafter
 from opt_tree.methods.drafters.heads.parallel_spec import ParallelSpecDrafter, PEagleDrafter
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
+from opt_tree.methods.drafters.tables.store import StoreDrafter
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.static import Static
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
+from opt_tree.tools.joined_tensors import CopyingTensors, GraftedTensors
 from opt_tree.tools.one_pass_tensors import Masked, OfBlock, OfDepths
+from opt_tree.tools.table_tensors import Tabled
 
 TENSORS: dict[type[Drafter], Callable[[Any], TensorDrafter]] = {
     **dict.fromkeys((CausalLMDrafter, TrimmedDrafter, EagleDrafter, Eagle3Drafter), ByLayers),
     **dict.fromkeys((ParallelSpecDrafter, PEagleDrafter), Masked),
-    **{MedusaDrafter: OfDepths, BlockDrafter: OfBlock},
+    **{MedusaDrafter: OfDepths, BlockDrafter: OfBlock, NGramDrafter: Tabled, StoreDrafter: Tabled},
 }
 """How drafters of these classes answer on tensors."""
 
@@ -35,10 +41,12 @@ TENSORS: dict[type[Drafter], Callable[[Any], TensorDrafter]] = {
 def on_device(decoder: Decoder) -> DeviceDecoder:
     """Return a decoder of the same parts whose steps stay on the device: the host waits once a step.
 
-    Draft models, EAGLE heads and heads of one pass; the trees of `OptTree`, `Eagle2`, `DynamicDepth` and of `Static`
-    with its most probable children; `greedy` and `match`. Other steps are the host's: `repr` says why none is on the
-    device, `taken` how many of the last text were. Texts, trees and acceptance lengths are those of the decoder. On
-    CUDA a step is captured as a whole where the forwards of both models are (`compile_forwards`).
+    Draft models, EAGLE heads and heads of one pass; stores and the text at hand, alone, below a model's first layer
+    (`graft:1:`) and mixed into a model (`copy`). The trees of `OptTree`; without a table also those of `Eagle2`,
+    `DynamicDepth` and of `Static` with its most probable children. `greedy` and `match`. Other steps are the host's:
+    `repr` says why none is on the device, `taken` how many of the last text were. Texts, trees and acceptance lengths
+    are those of the decoder. On CUDA a step without a table is captured as a whole where the forwards of both models
+    are (`compile_forwards`).
 
         decoder = on_device(Decoder(pair.target, pair.drafter, OptTree(nodes=16)))
         decoder.generate(pair.encode("Why is the sky blue?")).tokens, decoder.taken
@@ -47,6 +55,8 @@ def on_device(decoder: Decoder) -> DeviceDecoder:
     tensors, policy = tensors_of(decoder.drafter), decoder.policy
     if tensors is None:
         return DeviceDecoder(decoder, tensors_of, None, f"{_name(decoder.drafter)} drafts on the host")
+    if tensors.names_few and type(policy) is not OptTree:
+        return DeviceDecoder(decoder, tensors_of, None, f"{_name(policy)} picks any of a table's ties")
     growth = growth_of(policy, tensors.columns)
     return DeviceDecoder(
         decoder, tensors_of, growth, None if growth else f"{_name(policy)} looks at its trees on the host"
@@ -55,6 +65,13 @@ def on_device(decoder: Decoder) -> DeviceDecoder:
 
 def tensors_of(drafter: Drafter | None) -> TensorDrafter | None:
     """How a drafter answers on tensors, None where nobody wrote it. A subclass may answer otherwise."""
+    if type(drafter) is Copying:
+        model = tensors_of(drafter.drafter)
+        return None if model is None else CopyingTensors(drafter, model)
+    if type(drafter) is Grafted:
+        model = tensors_of(drafter.drafter)
+        carried = drafter.depth == 1 and type(drafter.table) in (NGramDrafter, StoreDrafter)
+        return GraftedTensors(drafter, model) if model is not None and carried else None
     make = None if drafter is None else TENSORS.get(type(drafter))
     return None if make is None else make(drafter)
 

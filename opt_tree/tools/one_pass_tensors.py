@@ -27,8 +27,9 @@ class OfDepths(TensorDrafter):
     drafter: OnePass
 
     def __init__(self, drafter: OnePass) -> None:
-        columns = drafter.target.vocab if drafter.tokens is None else len(drafter.tokens)
-        super().__init__(drafter, columns, drafter.tokens, drafter.target.device)
+        target, tokens = drafter.target, drafter.tokens
+        columns = target.vocab if tokens is None else len(tokens)
+        super().__init__(drafter, columns, None if tokens is None else send(tokens, target.device))
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
         return self._first(self.drafter.run(behind.root[None], behind.tokens))

@@ -31,7 +31,7 @@ from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
 from opt_tree.methods.drafters.heads.one_pass import MedusaDrafter, MedusaHeads
 from opt_tree.methods.drafters.heads.parallel_spec import ParallelSpecDrafter
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
-from opt_tree.methods.drafters.tables.ngram import NGramDrafter
+from opt_tree.methods.drafters.tables.recycling import TokenRecycling
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.static import Static
@@ -348,7 +348,7 @@ def test_what_is_not_carried_takes_the_hosts_step_and_says_so():
     target, lm = CausalLM(network("llama", torch.float64)), CausalLM(network("llama", torch.float64, True))
     small = CausalLMDrafter(lm, VOCAB)
     for made, why in (
-        (Decoder(target, NGramDrafter(), OPT), "NGramDrafter drafts on the host"),
+        (Decoder(target, TokenRecycling(VOCAB, keep=False), OPT), "TokenRecycling drafts on the host"),
         (Decoder(target, small, Talon(0.03, 9)), "Talon looks at its trees on the host"),
         (Decoder(target, None, Static.empty()), "nobody drafts on the host"),
         (Decoder(ChainLM(tiny("llama")), small, OPT), "not one model with a cache"),
@@ -391,7 +391,7 @@ def test_a_step_refuses_more_rows_than_its_shape_has():
     step = device._tensor_step()
     forward = device.drafter.lm.text([1, 2, 3])
     with pytest.raises(ValueError, match="catches up with 1 to 2 rows of the drafter, got 3"):
-        step.run(Asked(forward, 3, 2, Sampling(), np.arange(0)))
+        step.run(Asked(forward, 3, np.arange(0), 2, Sampling(), np.arange(0)))
 
 
 def test_whole_numbers_may_be_written_as_fractions():

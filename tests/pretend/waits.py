@@ -29,8 +29,8 @@ DRAFTERS = {
     **{"copy": "copy:eagle:demo", "graft": "graft:1:eagle:demo+store:demo"},
     **{"rasd": "rasd:eagle:demo+store:demo"},
 }
-ON_DEVICE = ("lm", "eagle", "eagle3", "parallelspec", "dspark")
-"""Drafters whose steps can stay there."""
+ON_DEVICE = ("lm", "eagle", "eagle3", "parallelspec", "dspark", "store", "graft")
+"""Drafters whose steps can stay there; `ngram` and `copy` can, too."""
 POLICY = opt_tree.OptTree(nodes=60, threshold=0.2)
 STEPS = 4
 BUCKETS = opt_tree.Buckets((1, 8, 16, 32, 64), (512,))

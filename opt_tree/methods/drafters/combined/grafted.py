@@ -69,9 +69,13 @@ class Grafted(Joined):
         self._own = 0
         """How many nodes of this step the model expanded, the root apart; -1: not even the root."""
 
+    def lead(self, context: list[int]) -> None:
+        super().lead(context)
+        self._own = 0 if self.led else -1
+
     def root(self, context: list[int]) -> Asked:
         self.lead(context)
-        tails, self._own = self._tails.root(context), 0 if self.led else -1
+        tails = self._tails.root(context)
         return self.after(self.drafter.root(context)) if self.led else self.table.look_up(tails)
 
     def expand(self, frontier: Frontier) -> Asked:

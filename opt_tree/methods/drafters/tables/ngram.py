@@ -18,7 +18,7 @@ from opt_tree.target import Output
 
 BETA = (4.0, 2.5, 1.25, 0.75)
 """How many observations a shorter match is worth, by the length of the longer one (1, 2, ... tokens)."""
-_LEAST = 5e-3
+LEAST = 5e-3
 """What is worth less to a probability is left out of it: a tree of 60 nodes has hardly a node of that probability."""
 
 
@@ -99,13 +99,13 @@ def interpolate(tail: Tail, text: Text, beta: Sequence[float], rows: Sequence[Ro
             continue
         scale = share / (evidence + beta[length - 1])
         for token, count in followers:  # the most frequent ones first
-            if count * scale < _LEAST:
+            if count * scale < LEAST:
                 break
             probs[token] = probs.get(token, 0.0) + count * scale
         for token, seen in local.items():
             probs[token] = probs.get(token, 0.0) + weight * seen * scale
         share = beta[length - 1] * scale
-        if share < _LEAST:
+        if share < LEAST:
             break
     return probs
 
@@ -132,17 +132,17 @@ class Interpolated(Lookup):
         self._count(prompt)
 
     def _count(self, prompt: list[int]) -> None:
-        self._text = Text(Counts(self.order if self.weight else 0, prompt), self.weight)
+        self.text = Text(Counts(self.order if self.weight else 0, prompt), self.weight)
 
     def keeps(self, prompt: list[int]) -> int:
         return len(prompt)  # counting a text again is quick
 
     def accept(self, outcome: Outcome) -> None:
-        self._text.counts.add(outcome.tokens)
+        self.text.counts.add(outcome.tokens)
 
     def law(self, tail: Tail) -> dict[int, float]:
         """What follows a tail, by `interpolate`."""
-        return interpolate(tail, self._text, self.beta, self.rows(tail))
+        return interpolate(tail, self.text, self.beta, self.rows(tail))
 
     @property
     def settings(self) -> dict[str, Any]:

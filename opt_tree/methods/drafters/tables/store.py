@@ -35,7 +35,7 @@ FOLLOWERS = 24
 _ARRAYS = "keys", "sizes", "totals", "tokens", "counts"
 _LONGEST = 64
 """Tokens of the longest runs: a store of more is none of this library's."""
-_FACTOR = 0x9E3779B97F4A7C15
+FACTOR = 0x9E3779B97F4A7C15
 _ALL = (1 << 64) - 1
 _REMEMBERED = 1 << 17
 """Rows kept in Python's own shape; the frequent short runs are asked for again and again."""
@@ -46,14 +46,14 @@ def hashes(tail: Tail, bits: int) -> list[int]:
     state, keys = 0, []
     for token in reversed(tail):
         # The high bits of the product depend on all tokens so far; the low ones do not.
-        state = (state + token + 1) * _FACTOR & _ALL
+        state = (state + token + 1) * FACTOR & _ALL
         keys.append(state >> 64 - bits)
     return keys
 
 
 def extend_hashes(states: UInt[np.ndarray, " runs"], tokens: UInt[np.ndarray, " runs"]) -> UInt[np.ndarray, " runs"]:
     """Return the 64-bit states of runs with one more token before them: `hashes`, of many runs at once."""
-    return (states + tokens + np.uint64(1)) * np.uint64(_FACTOR)
+    return (states + tokens + np.uint64(1)) * np.uint64(FACTOR)
 
 
 _NOTHING = Row(0, [])
