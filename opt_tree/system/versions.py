@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from packaging.version import Version
 
-TESTED = {"torch": ("2.13", "2.13"), "transformers": ("5.17", "5.23")}
+TESTED = {"torch": ("2.13", "2.13"), "transformers": ("5.17", "5.24")}
 """The first and the last minor version of each."""
 
 

@@ -26,11 +26,11 @@ def test_what_is_tested_is_what_is_pinned_and_admitted():
 @pytest.mark.parametrize(
     ("torch", "transformers", "told"),
     [
-        ("2.13.0+cpu", "5.23.0", []),
+        ("2.13.0+cpu", "5.24.0", []),
         ("2.13.1", "5.17.0", []),
         ("2.14.0", "5.20.2", ["torch 2.13 and meets 2.14.0"]),
-        ("2.13.0", "5.24.0.dev0", ["transformers 5.17 to 5.23 and meets 5.24.0.dev0"]),
-        ("2.9.0", "5.3.0", ["torch 2.13 and meets 2.9.0", "transformers 5.17 to 5.23 and meets 5.3.0"]),
+        ("2.13.0", "5.25.0.dev0", ["transformers 5.17 to 5.24 and meets 5.25.0.dev0"]),
+        ("2.9.0", "5.3.0", ["torch 2.13 and meets 2.9.0", "transformers 5.17 to 5.24 and meets 5.3.0"]),
     ],
 )
 def test_another_version_is_told_of(torch, transformers, told):

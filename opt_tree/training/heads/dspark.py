@@ -9,7 +9,8 @@ place has a mean of its own here; a draft vocabulary is judged as if the target 
 - dspark (arXiv:2607.05147, section 3.3): with a Markov head and a confidence head. Place k is weighed by
   exp(-(k - 1) / 4), as in the released configuration.
 - dflash (arXiv:2602.06036, eq. 4): the anchor's row says nothing, the others fill in what follows it. The loss is the
-  cross-entropy of these tokens, weighed alike: what the paper takes for blocks of 8.
+  cross-entropy of these tokens, weighed alike: what its training code takes for blocks
+  of 8.
 - jetspec (arXiv:2606.18394, eq. 8 and 9): no row sees a later one; the loss is the KL divergence from the target's law
   at temperature 1, and all places count alike.
 
