@@ -48,9 +48,9 @@ def test_trees_by_steps_on_the_device_have_lines_of_their_own(folder: Path, caps
     assert device["same text"] == "3/3" and device["tokens/step"] == host["tokens/step"]
     assert decode(folder, "--nodes 4 --on-device --lanes 2") == 2
     assert "leave out --on-device" in capsys.readouterr().err
-    models = f"--base-model-path {folder}/target --drafter ngram --question-file {folder}/q.jsonl"
+    models = f"--base-model-path {folder}/target --drafter recycling --question-file {folder}/q.jsonl"
     assert latency.main(f"{models} --max-new-tokens 5 --dtype float64 --device cpu --nodes 4 --on-device".split()) == 2
-    assert "NGramDrafter drafts on the host" in capsys.readouterr().err
+    assert "TokenRecycling drafts on the host" in capsys.readouterr().err
 
 
 # Auto beside a grid.
