@@ -4,6 +4,7 @@ Owns which values there are, and how each mistake is told. A field that is not s
 default; all else is refused by its name.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -83,9 +84,9 @@ class Asked(Strict):
         return self.max_tokens
 
     @property
+    @abstractmethod
     def likeliest(self) -> int | None:
         """How many of the likeliest tokens are told at each place; None: no log-probabilities."""
-        raise NotImplementedError
 
     @model_validator(mode="after")
     def _streams(self) -> "Asked":

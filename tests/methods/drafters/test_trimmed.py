@@ -3,6 +3,7 @@
 import copy
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.named.places import resolve
 from opt_tree.training.fitting import trim
 
 TOKENS = torch.arange(0, VOCAB, 2)
@@ -67,6 +69,13 @@ def test_the_command_keeps_the_frequent_tokens(folder, tmp_path, capsys):
     for count, complaint in ((0, "--vocab must be above 0, got 0"), (VOCAB + 1, f"where the model has {VOCAB}")):
         assert trimmed(folder, tmp_path / "bad", count) == 2
         assert complaint in capsys.readouterr().err and not (tmp_path / "bad").exists()
+
+
+def test_demo_is_the_embedded_draft_model_not_the_target(folder, tmp_path):
+    made = f"--draft demo --answers {folder}/answers.jsonl --vocab 4 --output {tmp_path}/small"
+    assert trim.main(made.split()) == 0
+    kept, embedded = (Path(part, "config.json").read_bytes() for part in (tmp_path / "small", resolve("demo", "draft")))
+    assert kept == embedded != Path(resolve("demo", "target"), "config.json").read_bytes()
 
 
 def test_an_eagle_head_is_trimmed_beside_its_weights(folder, tmp_path, capsys):
