@@ -4,8 +4,8 @@
 
 A system is a preset and the drafter that it is made for. OPT-Tree is given the system's mean number of nodes, rounded,
 and its most layers, and drafts every one of them; beside RASD also the layers alone that its model drafts. Counts do
-not depend on the machine's load; --seconds adds tokens a second, which tell something on an idle machine alone.
-Intervals are over prompts (95 %, resampled).
+not depend on the machine's load. --rounds adds the clock: every method decodes each prompt in turn, so many times, and
+the medians count; they tell something on an idle machine alone. Intervals are over prompts (95 %, resampled).
 """
 
 import sys
@@ -29,7 +29,7 @@ class Options(Asked):
     trees: str | None = option(
         None, "folder of the selector of delayed trees; by default that system stands without it"
     )
-    seconds: bool = option(False, "say tokens a second, too")
+    rounds: int = option(0, "say tokens a second, too: medians of so many rounds, in turn with plain decoding", least=0)
 
     embedded: ClassVar[str] = "eagle:demo"
 
@@ -137,20 +137,29 @@ def run(options: Options) -> dict[str, Any]:
 def measure(given: Material, system: System, options: Options) -> list[dict[str, Any]]:
     """Decode with every method; OPT-Tree behind each preset, by its sizes."""
     pair, prompts = given.pair, given.first_prompts()
-    baseline = decode(plain(pair.target), prompts, pair, options, system.temperature)
-    rows = []
+    decoders = {"plain decoding": plain(pair.target)}
+    answers = {"plain decoding": decode(plain(pair.target), prompts, pair, options, system.temperature)}
+
+    def add(name: str, decoder: Decoder) -> Sequence[Generation]:
+        if name not in answers:
+            decoders[name] = decoder
+            answers[name] = decode(decoder, prompts, pair, options, system.temperature)
+        return answers[name]
+
     for spec in tqdm(system.presets, desc="systems", leave=False, disable=None):
-        decoder = make_preset(spec, pair.target, pair.drafter)
-        answers = decode(decoder, prompts, pair, options, system.temperature)
-        rows.append(line(spec.partition(":")[0], answers, baseline, options))
-        nodes = round(np.mean([step.tree.nodes for answer in answers for step in answer.steps]))
-        deepest = max(int(step.tree.depths.max()) for answer in answers for step in answer.steps)
+        found = add(spec.partition(":")[0], make_preset(spec, pair.target, pair.drafter))
+        nodes = round(np.mean([step.tree.nodes for answer in found for step in answer.steps]))
+        deepest = max(int(step.tree.depths.max()) for answer in found for step in answer.steps)
         for layers in sorted({deepest, system.drafted or deepest}):
             alone = Decoder(pair.target, model_of(pair), OptTree(nodes, 0.0, layers))
-            answers = decode(alone, prompts, pair, options, system.temperature)
-            rows.append(line(f"OPT-Tree, {nodes} nodes, {layers} layers", answers, baseline, options))
+            add(f"OPT-Tree, {nodes} nodes, {layers} layers", alone)
     for name, make in tqdm(system.beside.items(), desc="beside", leave=False, disable=None):
-        rows.append(line(name, decode(make(pair), prompts, pair, options, system.temperature), baseline, options))
+        add(name, make(pair))
+    baseline = answers["plain decoding"]
+    rows = [line(name, found, baseline) for name, found in answers.items() if found is not baseline]
+    if options.rounds:
+        speeds = clock(decoders, prompts, pair, options, system.temperature)
+        rows = [row | speeds[row["method"]] for row in rows]
     return rows
 
 
@@ -160,20 +169,49 @@ def decode(
     """Decode the prompts, each with a seed of its own; a drafter begins anew."""
     if decoder.drafter is not None:
         decoder.drafter.clear()
-    sampling = Sampling(temperature)
     return [
-        decoder.generate(prompt, options.max_new_tokens, sampling, pair.stop, seed=seed)
-        for seed, prompt in enumerate(tqdm(prompts, leave=False, disable=None))
+        answer_to(decoder, prompts, number, pair, options, temperature)
+        for number in tqdm(range(len(prompts)), leave=False, disable=None)
     ]
 
 
-def line(name: str, answers: Sequence[Generation], baseline: Sequence[Generation], options: Options) -> dict[str, Any]:
+def answer_to(
+    decoder: Decoder, prompts: Sequence[list[int]], number: int, pair: Pair, options: Options, temperature: float
+) -> Generation:
+    return decoder.generate(prompts[number], options.max_new_tokens, Sampling(temperature), pair.stop, seed=number)
+
+
+def clock(
+    decoders: Mapping[str, Decoder], prompts: Sequence[list[int]], pair: Pair, options: Options, temperature: float
+) -> dict[str, dict[str, Any]]:
+    """Tokens a second of every method and how many times those of plain decoding, by medians over rounds."""
+    seconds = np.empty((len(decoders), len(prompts), options.rounds))
+    tokens = np.empty((len(decoders), len(prompts)))
+    for turn in tqdm(range(options.rounds * len(prompts)), desc="clock", leave=False, disable=None):
+        round_, number = divmod(turn, len(prompts))
+        for row, decoder in enumerate(decoders.values()):
+            answer = answer_to(decoder, prompts, number, pair, options, temperature)
+            seconds[row, number, round_], tokens[row, number] = answer.seconds, len(answer.tokens)
+    taken = np.median(seconds, axis=2)
+    found = {}
+    for row, name in enumerate(decoders):
+        both = np.column_stack([tokens[row], taken[row], tokens[0], taken[0]])
+        times, interval = estimate(both, lambda sums: sums[..., 0] / sums[..., 1] * sums[..., 3] / sums[..., 2])
+        found[name] = {
+            "tokens/s": float(tokens[row].sum() / taken[row].sum()),
+            "x plain": times,
+            "x plain, 95 %": "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
+        }
+    return found
+
+
+def line(name: str, answers: Sequence[Generation], baseline: Sequence[Generation]) -> dict[str, Any]:
     """The figures of a method: means over steps."""
     counts = [(len(answer.tokens), len(answer.steps)) for answer in answers]
     rate, interval = estimate(counts, lambda sums: sums[..., 0] / sums[..., 1])
     steps = [step for answer in answers for step in answer.steps]
     equal = sum(answer.tokens == other.tokens for answer, other in zip(answers, baseline, strict=True))
-    found = {
+    return {
         "method": name,
         "tokens/step": rate,
         "95 %": "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
@@ -181,6 +219,3 @@ def line(name: str, answers: Sequence[Generation], baseline: Sequence[Generation
         "draft forwards/step": float(np.mean([step.draft_forwards for step in steps])),
         "= plain": f"{equal}/{len(answers)}",
     }
-    if options.seconds:
-        found["tokens/s"] = sum(len(one.tokens) for one in answers) / sum(one.seconds for one in answers)
-    return found

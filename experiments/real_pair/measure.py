@@ -19,7 +19,7 @@ from experiments.real_pair.plots import draw_all
 from experiments.real_pair.questions import Asked, asked, in_rounds
 from experiments.real_pair.tables import Along, all_tables
 from experiments.real_pair.taken import Way, taken_of
-from experiments.real_pair.ways import all_ways
+from experiments.real_pair.ways import NAMED_ONLY, all_ways
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, Static, TreePolicy, side_by_side
 from opt_tree.backends.batch import scheduler
 from opt_tree.backends.batch.shared_forwards import lane_memos
@@ -171,7 +171,9 @@ def measure(options: Options, folder: Path) -> dict[str, Any] | None:
     ways = all_ways(AcceptanceRates(tuple(found["rates"])), found["temperature"])
     if options.bare:
         ways = {name: way for name, way in ways.items() if way.temperature == 1}
-    if options.only is not None:
+    if options.only is None:
+        ways = {name: way for name, way in ways.items() if name not in NAMED_ONLY}
+    else:
         ways = wanted(ways, [part.strip() for part in options.only.split(",")])
         if not ways:
             raise ValueError(f"--only {options.only}: no policy's name begins so")

@@ -8,13 +8,15 @@ from opt_tree.methods.policies.greedy_static import greedy_static_tree
 from opt_tree.methods.policies.registry import make_policy
 from opt_tree.methods.policies.sequoia import SequoiaTree
 
-SIZES = (8, 16, 25, 60, 140)
+SIZES = (8, 16, 25, 60, 140, 500)
 THRESHOLDS = (0.05, 0.2, 0.5)
 EQUAL = ((25, 5), (60, 6), (60, 10))
 """Nodes and layers at which trees are compared: EAGLE-1's, EAGLE-2's, and OPT-Tree's published commands'."""
 CHAINS = (6, 10)
 DEEP = 20
 """Layers for a tree that is not to be cut by them."""
+NAMED_ONLY = ("opt 500",)
+"""Policies that are run where `--only` names them: their drafting takes as long as that of all others."""
 
 
 def all_ways(rates: AcceptanceRates, temperature: float) -> dict[str, Way]:

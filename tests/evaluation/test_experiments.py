@@ -41,7 +41,7 @@ def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
 def test_whole_systems_beside_opt_tree_alone(capsys: pytest.CaptureFixture) -> None:
     """With as many nodes and layers, and plain decoding's texts."""
     short = ["--dtype", "float32", "--limit", "1", "--max-new-tokens", "8"]
-    assert systems.main([*short, "--systems", "parallelspec,delayed", "--seconds", "--json"]) == 0
+    assert systems.main([*short, "--systems", "parallelspec,delayed", "--rounds", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     inside, alone, *_ = found["parallelspec"]
     assert (inside["method"], inside["= plain"], alone["= plain"]) == ("parallelspec_eagle", "1/1", "1/1")
