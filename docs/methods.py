@@ -147,6 +147,7 @@ READ = {
     "2410.18234": "as the delayed trees' paper (2602.16994) has it",
     "2412.18910": "whole text",
     "2412.19437": "others' quotations of its section 2.2, the code of transformers",
+    "2502.14856": "abstract, a description of the code",
     "2503.01840": "whole text, code",
     "2503.03434": "abstract, others' reports",
     "2505.12398": "text without its formulas and proofs",
@@ -185,6 +186,7 @@ DIFFERS = {
     "sequoia": "its nodes and layers are given, where the paper searches for them by measuring the hardware",
     "store": "interpolated counts, where REST takes the longest match",
     "threshold_chain": "on one path, as 2412.18910 compares it",
+    "trimmed": "of a draft model, where the paper trims EAGLE-2's head; that is `eagle` with a list beside it",
     "without_replacement": "where no token of the drafter is left, none is tried; the paper draws among the others",
 }
 """What is known to differ from the paper, by the method's name."""

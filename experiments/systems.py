@@ -134,16 +134,58 @@ def run(options: Options) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
+class Texts:
+    """What is decoded, each prompt with a seed of its own."""
+
+    pair: Pair
+    prompts: Sequence[list[int]]
+    length: int
+    """New tokens, at most."""
+    temperature: float
+
+    def answer(self, decoder: Decoder, number: int) -> Generation:
+        sampling = Sampling(self.temperature)
+        return decoder.generate(self.prompts[number], self.length, sampling, self.pair.stop, seed=number)
+
+    def answers(self, decoder: Decoder) -> list[Generation]:
+        """Decode all prompts; a drafter begins anew."""
+        if decoder.drafter is not None:
+            decoder.drafter.clear()
+        return [self.answer(decoder, number) for number in tqdm(range(len(self.prompts)), leave=False, disable=None)]
+
+    def clock(self, decoders: Mapping[str, Decoder], rounds: int) -> dict[str, dict[str, Any]]:
+        """Tokens a second of every method, and how many times the first one's; medians over rounds, in turn."""
+        seconds = np.empty((len(decoders), len(self.prompts), rounds))
+        tokens = np.empty((len(decoders), len(self.prompts)))
+        for turn in tqdm(range(rounds * len(self.prompts)), desc="clock", leave=False, disable=None):
+            round_, number = divmod(turn, len(self.prompts))
+            for row, decoder in enumerate(decoders.values()):
+                answer = self.answer(decoder, number)
+                seconds[row, number, round_], tokens[row, number] = answer.seconds, len(answer.tokens)
+        taken = np.median(seconds, axis=2)
+        found = {}
+        for row, name in enumerate(decoders):
+            both = np.column_stack([tokens[row], taken[row], tokens[0], taken[0]])
+            times, interval = estimate(both, lambda sums: sums[..., 0] / sums[..., 1] * sums[..., 3] / sums[..., 2])
+            found[name] = {
+                "tokens/s": float(tokens[row].sum() / taken[row].sum()),
+                "x plain": times,
+                "x plain, 95 %": "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
+            }
+        return found
+
+
 def measure(given: Material, system: System, options: Options) -> list[dict[str, Any]]:
     """Decode with every method; OPT-Tree behind each preset, by its sizes."""
-    pair, prompts = given.pair, given.first_prompts()
+    pair = given.pair
+    texts = Texts(pair, given.first_prompts(), options.max_new_tokens, system.temperature)
     decoders = {"plain decoding": plain(pair.target)}
-    answers = {"plain decoding": decode(plain(pair.target), prompts, pair, options, system.temperature)}
+    answers = {"plain decoding": texts.answers(decoders["plain decoding"])}
 
     def add(name: str, decoder: Decoder) -> Sequence[Generation]:
         if name not in answers:
-            decoders[name] = decoder
-            answers[name] = decode(decoder, prompts, pair, options, system.temperature)
+            decoders[name], answers[name] = decoder, texts.answers(decoder)
         return answers[name]
 
     for spec in tqdm(system.presets, desc="systems", leave=False, disable=None):
@@ -158,51 +200,9 @@ def measure(given: Material, system: System, options: Options) -> list[dict[str,
     baseline = answers["plain decoding"]
     rows = [line(name, found, baseline) for name, found in answers.items() if found is not baseline]
     if options.rounds:
-        speeds = clock(decoders, prompts, pair, options, system.temperature)
+        speeds = texts.clock(decoders, options.rounds)
         rows = [row | speeds[row["method"]] for row in rows]
     return rows
-
-
-def decode(
-    decoder: Decoder, prompts: Sequence[list[int]], pair: Pair, options: Options, temperature: float
-) -> list[Generation]:
-    """Decode the prompts, each with a seed of its own; a drafter begins anew."""
-    if decoder.drafter is not None:
-        decoder.drafter.clear()
-    return [
-        answer_to(decoder, prompts, number, pair, options, temperature)
-        for number in tqdm(range(len(prompts)), leave=False, disable=None)
-    ]
-
-
-def answer_to(
-    decoder: Decoder, prompts: Sequence[list[int]], number: int, pair: Pair, options: Options, temperature: float
-) -> Generation:
-    return decoder.generate(prompts[number], options.max_new_tokens, Sampling(temperature), pair.stop, seed=number)
-
-
-def clock(
-    decoders: Mapping[str, Decoder], prompts: Sequence[list[int]], pair: Pair, options: Options, temperature: float
-) -> dict[str, dict[str, Any]]:
-    """Tokens a second of every method and how many times those of plain decoding, by medians over rounds."""
-    seconds = np.empty((len(decoders), len(prompts), options.rounds))
-    tokens = np.empty((len(decoders), len(prompts)))
-    for turn in tqdm(range(options.rounds * len(prompts)), desc="clock", leave=False, disable=None):
-        round_, number = divmod(turn, len(prompts))
-        for row, decoder in enumerate(decoders.values()):
-            answer = answer_to(decoder, prompts, number, pair, options, temperature)
-            seconds[row, number, round_], tokens[row, number] = answer.seconds, len(answer.tokens)
-    taken = np.median(seconds, axis=2)
-    found = {}
-    for row, name in enumerate(decoders):
-        both = np.column_stack([tokens[row], taken[row], tokens[0], taken[0]])
-        times, interval = estimate(both, lambda sums: sums[..., 0] / sums[..., 1] * sums[..., 3] / sums[..., 2])
-        found[name] = {
-            "tokens/s": float(tokens[row].sum() / taken[row].sum()),
-            "x plain": times,
-            "x plain, 95 %": "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
-        }
-    return found
 
 
 def line(name: str, answers: Sequence[Generation], baseline: Sequence[Generation]) -> dict[str, Any]:

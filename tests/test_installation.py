@@ -111,5 +111,5 @@ def test_every_embedded_model_has_a_card_with_its_size_and_licence() -> None:
     for folder in folders:
         card = (folder / "README.md").read_text()
         assert card.startswith("---\nlicense: apache-2.0\n"), folder
-        files = [*folder.glob("model*.safetensors"), *folder.glob("store.safetensors")]
+        files = [*folder.glob("model*.safetensors"), *folder.glob("store.safetensors")] or folder.glob("*.safetensors")
         assert f"| bytes | {sum(file.stat().st_size for file in files):,} |" in card, folder

@@ -3,7 +3,6 @@
 import copy
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +14,13 @@ from tiny_models import VOCAB, prompt, publish, save_pair, tiny, tiny_drafter, t
 from evaluation.run.baselines import assistant_of
 from opt_tree import Decoder, OptTree, Static, load_drafter, load_pair
 from opt_tree.draft_model import CausalLMDrafter
-from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY
+from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, read_vocabulary
+from opt_tree.methods.drafters.registry import folders_of
+from opt_tree.methods.drafters.small_models.loading import NOTE, model_of
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.checkpoints import CALIBRATION
+from opt_tree.models.known import KNOWN, drafter_of
 from opt_tree.models.named.places import resolve
 from opt_tree.training.fitting import trim
 
@@ -58,7 +61,7 @@ def trimmed(folder, output, count=4):
 def test_the_command_keeps_the_frequent_tokens(folder, tmp_path, capsys):
     assert trimmed(folder, tmp_path / "small", 2) == 0
     assert "draft vocabulary of 2 tokens: 9" in capsys.readouterr().out
-    pair = load_pair(f"{folder}/target", f"lm:{tmp_path}/small", dtype="float64", device="cpu")
+    pair = load_pair(f"{folder}/target", f"trimmed:{tmp_path}/small", dtype="float64", device="cpu")
     one = pair.drafter.bare
     assert isinstance(one, TrimmedDrafter) and assistant_of(pair.drafter) is None
     answers = [json.loads(line)["answer"] for line in (folder / "answers.jsonl").read_text().splitlines()]
@@ -71,11 +74,21 @@ def test_the_command_keeps_the_frequent_tokens(folder, tmp_path, capsys):
         assert complaint in capsys.readouterr().err and not (tmp_path / "bad").exists()
 
 
-def test_demo_is_the_embedded_draft_model_not_the_target(folder, tmp_path):
+def test_a_trimmed_model_stays_where_it_is(folder, tmp_path):
+    """A known name keeps its meaning wherever the folder is taken, and the model's files are not copied."""
     made = f"--draft demo --answers {folder}/answers.jsonl --vocab 4 --output {tmp_path}/small"
     assert trim.main(made.split()) == 0
-    kept, embedded = (Path(part, "config.json").read_bytes() for part in (tmp_path / "small", resolve("demo", "draft")))
-    assert kept == embedded != Path(resolve("demo", "target"), "config.json").read_bytes()
+    assert json.loads((tmp_path / "small" / NOTE).read_text()) == {"model": "demo"}
+    assert folders_of(f"trimmed:{tmp_path}/small") == [resolve("demo", "draft"), f"{tmp_path}/small"]
+    assert sorted(path.name for path in (tmp_path / "small").iterdir()) == [CALIBRATION, VOCABULARY, NOTE]
+
+
+def test_the_package_trims_the_draft_model_of_the_real_pair():
+    """To tokens that it has, by a note that names it."""
+    folder = resolve("qwen2.5-coder-0.5b", "trimmed")
+    assert model_of(folder) == "qwen2.5-coder-0.5b"
+    kept = read_vocabulary(folder, KNOWN["qwen2.5-coder-0.5b"].shape["vocab_size"])
+    assert len(kept) == 24576 and drafter_of("qwen2.5-coder-1.5b") == "trimmed:qwen2.5-coder-0.5b"
 
 
 def test_an_eagle_head_is_trimmed_beside_its_weights(folder, tmp_path, capsys):
@@ -102,8 +115,12 @@ def test_a_wrong_vocabulary_is_one_line(folder, tmp_path):
     assert trimmed(folder, tmp_path / "small") == 0
     target, file = CausalLM(tiny("llama")), tmp_path / "small" / VOCABULARY
     save_file({"d2t": torch.tensor([VOCAB])}, file)
-    refused(f"lm:{tmp_path}/small", target, f"d2t leads to tokens {VOCAB}")
+    refused(f"trimmed:{tmp_path}/small", target, f"d2t leads to tokens {VOCAB}")
     file.write_bytes(b"no tensors")
-    refused(f"lm:{tmp_path}/small", target, "is no draft vocabulary")
+    refused(f"trimmed:{tmp_path}/small", target, "is no draft vocabulary")
+    file.unlink()
+    refused(f"trimmed:{tmp_path}/small", target, f"has no {VOCABULARY}")
+    (tmp_path / "small" / NOTE).write_text('{"model": 5}')
+    refused(f"trimmed:{tmp_path}/small", target, f"{NOTE} does not say what is trimmed: ValueError: its model is 5")
     with pytest.raises(ValueError, match="of which there are"):
         drafter(torch.tensor([VOCAB]))

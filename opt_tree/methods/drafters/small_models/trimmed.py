@@ -1,7 +1,7 @@
 """A draft model whose output layer has a part of the vocabulary (FR-Spec, arXiv:2502.14856): same body, fewer columns.
 
-`draft_vocabulary.safetensors` beside the model's own file says which tokens these are (`draft_vocabulary.py`). In small
-models the output layer is much of the arithmetic; rare tokens are not worth it.
+`draft_vocabulary.safetensors` says which tokens these are (`draft_vocabulary.py`). In small models the output layer is
+much of the arithmetic; rare tokens are not worth it.
 """
 
 from jaxtyping import Int
