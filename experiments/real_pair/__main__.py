@@ -20,6 +20,7 @@ class Options:
 
     target: str = option("demo", "a folder, a .gguf file or a name that `python -m opt_tree.models` lists")
     drafter: str = option("demo", "the draft model, named likewise")
+    trimmed: str | None = option(None, "what the draft model is trimmed to, as `trimmed:` names it: a folder or a name")
     sets: str = option("humaneval,mbpp,gsm8k,mt_bench,humaneval_repeated", "comma list; see `questions.py`")
     data_dir: str | None = option(None, "where the sets are: NAME/question.jsonl")
     fetch: bool = option(False, "download the sets that are not there")

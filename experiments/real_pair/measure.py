@@ -24,6 +24,8 @@ from opt_tree import CausalLM, CausalLMDrafter, Decoder, Static, TreePolicy, sid
 from opt_tree.backends.batch import scheduler
 from opt_tree.backends.batch.shared_forwards import lane_memos
 from opt_tree.grow import Asking
+from opt_tree.methods.drafters.draft_vocabulary import read_vocabulary
+from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
@@ -111,6 +113,14 @@ def fit_to(drafter: CausalLMDrafter, texts: list[dict[str, Any]]) -> dict[str, A
     return {"temperature": likelihood.temperature(), "rates": rates, "places": int(ranks.sum()), "texts": len(texts)}
 
 
+def trimmed_to(lm: CausalLM, named: str) -> CausalLMDrafter:
+    """Return a drafter of a draft vocabulary's tokens alone. ValueError where what is named has none."""
+    tokens = read_vocabulary(folder := resolve(named, "trimmed"), lm.vocab)
+    if tokens is None:
+        raise ValueError(f"--trimmed {named}: {folder} has no draft vocabulary")
+    return TrimmedDrafter(lm, tokens)
+
+
 def draft_along(
     drafter: CausalLMDrafter, texts: list[dict[str, Any]], ways: dict[str, Way], path: Path, options: Options
 ) -> None:
@@ -167,6 +177,7 @@ def measure(options: Options, folder: Path) -> dict[str, Any] | None:
     drafter = CausalLMDrafter(lm)
     if not (folder / "fit.json").exists():
         write_text(folder / "fit.json", json.dumps(fit_to(drafter, for_fit), indent=1))
+    drafter = drafter if options.trimmed is None else trimmed_to(lm, options.trimmed)
     found = json.loads((folder / "fit.json").read_text())
     ways = all_ways(AcceptanceRates(tuple(found["rates"])), found["temperature"])
     if options.bare:

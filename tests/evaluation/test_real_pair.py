@@ -1,9 +1,13 @@
 """The evaluation along stored texts: what it says of a policy is what decoding with that policy does."""
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_models import tiny_drafter
 
 from experiments.real_pair import __main__ as real_pair
 from experiments.real_pair import measure, sampled
@@ -12,7 +16,8 @@ from experiments.real_pair.measure import lines
 from experiments.real_pair.questions import asked, in_rounds
 from experiments.real_pair.tables import Along, more, rate
 from experiments.real_pair.taken import Way, taken_of
-from opt_tree import Decoder, OptTree, Pair, Static, load_pair
+from opt_tree import CausalLM, Decoder, OptTree, Pair, Static, load_pair
+from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.sequoia import SequoiaTree
 from opt_tree.models.canonical import make_canonical
@@ -119,6 +124,17 @@ def test_both_models_can_be_quantised(quantised_kernel: None, capsys: pytest.Cap
     lm, _ = measure.load("demo", "target", "int4")
     assert lm.canonical and {type(layer).__name__ for layer in lm.model.modules()} >= {"QuantisedLinear"}
     assert real_pair.main(["--weights", "int3"]) == 2 and "int8 or int4" in capsys.readouterr().err
+
+
+def test_the_draft_model_is_trimmed_where_that_is_asked_for(tmp_path: Path) -> None:
+    """To the tokens of a folder that `opt-tree trim` wrote."""
+    lm = CausalLM(copy.deepcopy(tiny_drafter("llama")))
+    with pytest.raises(ValueError, match="has no draft vocabulary"):
+        measure.trimmed_to(lm, str(tmp_path))
+    save_file({"d2t": torch.full((16,), 5)}, tmp_path / VOCABULARY)
+    drafter = measure.trimmed_to(lm, str(tmp_path))
+    assert drafter.lm.model.get_output_embeddings().out_features == 16
+    assert drafter.tokens is not None and drafter.tokens.tolist() == list(range(5, 21))
 
 
 def test_at_temperature_1_rates_are_of_the_same_texts() -> None:
