@@ -153,7 +153,7 @@ KNOWN: dict[str, Known] = {
         drafters=("trimmed:qwen2.5-coder-0.5b", "lm:qwen2.5-coder-0.5b", "ngram"),
         nodes=8,
         threshold=0.2,
-        quantised=(4, 0.2),
+        quantised=(4, 0.5),
         code=True,
     ),
 }
