@@ -181,6 +181,7 @@ DIFFERS = {
     "jetspec": "the paper's budget counts the root, and its layers are as many as a block drafts; here ten unless told",
     "khisti": "the linear programme settles 5 tokens",
     "lm": "with another tokenizer TLI by bytes (2502.05202: abstract, others' reports, the code of transformers)",
+    "medusa": "a rate is a child's whose parent was accepted, the paper's a head's at every place",
     "medusa:PATH": "the paper's heads have output layers of their own, and load; those trained here read through the "
     "target's; Medusa-2, which trains the target too, is not here",
     "parallelspec": "what stands for a mask's feature is ours",
@@ -198,12 +199,12 @@ DIFFERS = {
     "typical": "the token behind the path is drawn, where the paper takes the target's best one",
     "without_replacement": "where no token of the drafter is left, none is tried; the paper draws among the others",
 }
-"""What is known to differ from the paper, by the method's name, or that with `:PATH` where it is a drafter's alone."""
+"""What is known to differ from the paper, by the method's name, or as a command is told it, where one alone differs."""
 
 
 def read(method: Method) -> str:
     """What was read of a method's paper, and what differs. KeyError for a paper that `READ` has not."""
-    texts = (method.paper and READ[method.paper], DIFFERS.get(method.name) or DIFFERS.get(called(method)))
+    texts = (method.paper and READ[method.paper], DIFFERS.get(called(method)) or DIFFERS.get(method.name))
     return "; ".join(filter(None, texts)) or "nothing to read"
 
 
@@ -256,7 +257,8 @@ def overview() -> str:
             *parts,
             "## Presets\n",
             "`make_preset(NAME, target, drafter)` of `opt_tree.tools.presets`: a method's decoder. PATH is the folder",
-            "of what was trained for it. `python -m experiments.systems` sets those of five papers beside OPT-Tree.\n",
+            "of what was trained for it. `python -m experiments.systems` sets those of five papers beside OPT-Tree.",
+            "`sequoia`, `medusa` and `eagle1` are trees of rates that halve by rank, for want of measured ones.\n",
             table(PRESETS.values(), {}),
         ]
     )
