@@ -91,11 +91,15 @@ CHILDREN = {
 }
 
 
+def called(method: Method) -> str:
+    """The name as a command takes it."""
+    reads = method.part is not None or getattr(method, "others", None) is not None
+    return f"{method.name}:PATH" if reads else method.name
+
+
 def spec(method: Method) -> str:
     """The name as a command takes it, with a link to the method's file."""
-    reads = method.part is not None or getattr(method, "others", None) is not None
-    name = f"`{method.name}:PATH`" if reads else f"`{method.name}`"
-    return f"[{name}](../{method.make.__module__.replace('.', '/')}.py)"
+    return f"[`{called(method)}`](../{method.make.__module__.replace('.', '/')}.py)"
 
 
 OWN = "this library's own"
@@ -133,7 +137,7 @@ READ = {
     "2305.09781": "as the delayed trees' paper (2602.16994) has it",
     "2310.15141": "as the delayed trees' paper (2602.16994) has it",
     "2311.08252": "whole text, code",
-    "2401.10774": "the sections that are quoted, code",
+    "2401.10774": "whole text, code",
     "2401.15077": "code",
     "2402.12374": "whole text",
     "2403.10444": "abstract, others' reports",
@@ -152,9 +156,10 @@ READ = {
     "2503.03434": "abstract, others' reports",
     "2505.12398": "text without its formulas and proofs",
     "2601.07353": "whole text",
-    "2602.06036": "code",
+    "2602.06036": "whole text, code",
     "2602.16961": "abstract, reviews, the authors' code",
     "2602.16994": "whole text",
+    "2606.18394": "whole text, code",
     "2607.05147": "whole text, code",
     "2609.21827": "others' reports",
 }
@@ -166,15 +171,20 @@ DIFFERS = {
     "calibrated": "the update and the prediction are ours",
     "delayed_selected": "trained on one draw a root, where the paper averages four; the penalty's sizes are ours",
     "dspark": "no scheduler, one temperature for all places; layer -1, its code's embedding, is refused",
-    "dynamic_depth": "the default threshold, 0.2, is ours: it is the pair's, and the paper's, 0.74, is another pair's",
+    "dynamic_depth": "the default threshold, 0.2, is ours: it is the pair's, and the paper's, 0.74, is another pair's; "
+    "the policy drafts ten layers at most, the paper and the preset eleven",
     "dyspec": "slots are filled layer by layer, a forward a layer, where the paper's heap asks for one a node",
     "dflash": "every layout in [heads.md](heads.md); no chain, a tree over its laws",
     "eagle1": "grown from rates; the released tree is `eagle1_list`",
     "eesd": "as `calibrated` and `exit`",
     "eesd_beta": "as `beta` and `exit`",
     "exit": "reads through the target's output layer, where by reports the paper's exit trains one of its own",
+    "jetspec": "the paper's budget counts the root, and its layers are as many as a block drafts; here ten unless told",
     "khisti": "the linear programme settles 5 tokens",
     "lm": "with another tokenizer TLI by bytes (2502.05202: abstract, others' reports, the code of transformers)",
+    "medusa": "a rate is a child's whose parent was accepted, the paper's a head's at every place",
+    "medusa:PATH": "the paper's heads have output layers of their own, and load; those trained here read through the "
+    "target's; Medusa-2, which trains the target too, is not here",
     "parallelspec": "what stands for a mask's feature is ours",
     "parallelspec_eagle": "as `parallelspec`",
     "parallelspec_medusa": "as `parallelspec`: its head reads EAGLE's pairs, the paper's for Medusa was not read",
@@ -185,17 +195,19 @@ DIFFERS = {
     "ngram": "code; counts all matches, where the code copies what followed the longest one",
     "sequoia": "its nodes and layers are given, where the paper searches for them by measuring the hardware",
     "store": "interpolated counts, where REST takes the longest match",
+    "talon": "the paper's budget counts the root and limits no layers: the policy has ten unless told, its preset 60",
     "threshold_chain": "on one path, as 2412.18910 compares it",
     "trimmed": "of a draft model, where the paper trims EAGLE-2's head; that is `eagle` with a list beside it",
+    "typical": "the token behind the path is drawn, where the paper takes the target's best one",
     "without_replacement": "where no token of the drafter is left, none is tried; the paper draws among the others",
 }
-"""What is known to differ from the paper, by the method's name."""
+"""What is known to differ from the paper, by the method's name, or as a command is told it, where one alone differs."""
 
 
 def read(method: Method) -> str:
     """What was read of a method's paper, and what differs. KeyError for a paper that `READ` has not."""
-    texts = [text for text in (method.paper and READ[method.paper], DIFFERS.get(method.name)) if text]
-    return "; ".join(texts) or "nothing to read"
+    texts = (method.paper and READ[method.paper], DIFFERS.get(called(method)) or DIFFERS.get(method.name))
+    return "; ".join(filter(None, texts)) or "nothing to read"
 
 
 Column = Callable[[Method], str]
@@ -247,7 +259,8 @@ def overview() -> str:
             *parts,
             "## Presets\n",
             "`make_preset(NAME, target, drafter)` of `opt_tree.tools.presets`: a method's decoder. PATH is the folder",
-            "of what was trained for it. `python -m experiments.systems` sets those of five papers beside OPT-Tree.\n",
+            "of what was trained for it. `python -m experiments.systems` sets those of five papers beside OPT-Tree.",
+            "`sequoia`, `medusa` and `eagle1` are trees of rates that halve by rank, for want of measured ones.\n",
             table(PRESETS.values(), {}),
         ]
     )

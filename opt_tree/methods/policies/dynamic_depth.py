@@ -79,7 +79,7 @@ class DynamicDepth(TreePolicy):
         return self._eagle2.select(pool)
 
 
-@register("dynamic_depth", about="`eagle2` until the beam becomes unlikely (DDD)", paper="2409.00142")
+@register("dynamic_depth", about="`eagle2`, no deeper once its beam has become unlikely (DDD)", paper="2409.00142")
 def _at_budget(nodes: int, threshold: float = 0.2) -> DynamicDepth:
     """The threshold is a probability here: the paper's H is its logarithm."""
     return DynamicDepth(depth=DEPTH - 1, nodes=nodes, threshold=math.log(threshold) if threshold else -math.inf)

@@ -15,11 +15,14 @@ def greedy_static_tree(rates: AcceptanceRates, nodes: int, depth: int | None = N
     """Add the node of largest acceptance until there are `nodes` (Medusa, arXiv:2401.10774, section 2.3.3).
 
     A node is worth the product of the rates on the way to it, with each depth's own rates where they were measured, as
-    Medusa has them for each head. The product never grows downwards, so what is added next always has its parent
-    already, and the greedy tree is the best of its size: OPT-Tree's argument, with rates in place of draft
-    probabilities, once and for all texts. Medusa's tree has 63 nodes and as many layers as heads. EAGLE-1's released
-    one is a list of 25 paths, five layers deep (`eagle1_list`); `eagle1` is this rule at its depth. The tree is then
-    drafted in every step; it has fewer nodes than asked for only where no more fit into `depth`.
+    Medusa has them for each head. (Medusa counts a head at every place; rates here are of children whose parent was
+    accepted.) The product never grows downwards, so what is added next always has its parent already, and the greedy
+    tree is the best of its size: OPT-Tree's argument, with rates in place of draft probabilities, once and for all
+    texts. The tree is then drafted in every step, and has fewer nodes than asked for only where no more fit into
+    `depth`.
+
+    Medusa's released trees have 63 nodes, and four layers though there are five heads. EAGLE-1's is a list of 25 paths,
+    five layers deep (`eagle1_list`); `eagle1` is this rule at its depth.
 
     Example, the rates (.6, .3, .1) at every depth, five nodes:
 

@@ -52,7 +52,8 @@ class Talon(TreePolicy):
     ratio: float = 0.03
     """The paper's mu: a node is kept if its path probability is at least this fraction of its layer's best."""
     nodes: int = 60
-    """Drafted nodes sent to the target, root excluded; all of them are used unless `max_depth` ends it."""
+    """Drafted nodes sent to the target, root excluded; all of them are used unless `max_depth` ends it. The paper's 60
+    count the root."""
     top_k: int = 10
     """Width of the first layer."""
     max_depth: int = 60
@@ -94,6 +95,6 @@ class Talon(TreePolicy):
         return np.concatenate([[0], *self._layers(pool)])
 
 
-@register("talon", about="what is not much less likely than its layer's best", paper="2601.07353")
+@register("talon", about="layer by layer whatever is not much less likely than the layer's best", paper="2601.07353")
 def _at_budget(nodes: int, ratio: float = Talon.ratio, max_depth: int = DEPTH) -> Talon:
     return Talon(ratio, nodes, max_depth=max_depth)

@@ -16,7 +16,8 @@ from opt_tree.tree import Tree
 from opt_tree.verify import Verdict, valid_for
 
 EPSILON, DELTA = 0.09, 0.3
-"""The paper's epsilon (a hard threshold) and delta (one that falls with the entropy), as in the released code."""
+"""The paper's epsilon (a hard threshold) and delta (one that falls with the entropy): what the released code generates
+with. The paper tries epsilon from 0.01 to 0.25, each with delta its square root."""
 
 
 def longest_typical(tree: Tree, logits: Logits) -> Iterator[Attempt]:
@@ -38,10 +39,10 @@ def longest_typical(tree: Tree, logits: Logits) -> Iterator[Attempt]:
 def typical(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Accept the longest path whose every token the target finds plausible, then draw from the target (Medusa).
 
-    The emitted distribution is not the target's: a plausible token is taken whenever it was drafted. The released code
-    takes the target's best token behind the path instead of a draw, and of equally long paths the likeliest, not the
-    first. Example, p = (.2, .5, .3): H = 1.03 nats, the cut is min(.09, .3 * .357) = .09, so whatever was drafted is
-    accepted.
+    The emitted distribution is not the target's: a plausible token is taken whenever it was drafted. The paper takes
+    the target's best token behind the path instead of a draw (section 2.3.1), and its released code of equally long
+    paths the likeliest, not the first. Example, p = (.2, .5, .3): H = 1.03 nats, the cut is min(.09, .3 * .357) = .09,
+    so whatever was drafted is accepted.
 
         Decoder(pair.target, pair.drafter, OptTree(), typical, lossy=True).generate(ids, sampling=Sampling(0.7))
     """

@@ -8,11 +8,10 @@ place has a mean of its own here; a draft vocabulary is judged as if the target 
 
 - dspark (arXiv:2607.05147, section 3.3): with a Markov head and a confidence head. Place k is weighed by
   exp(-(k - 1) / 4), as in the released configuration.
-- dflash (arXiv:2602.06036, eq. 4): the anchor's row says nothing, the others fill in what follows it. The loss is the
-  cross-entropy of these tokens, weighed alike: what its training code takes for blocks
-  of 8.
-- jetspec (arXiv:2606.18394, eq. 8 and 9): no row sees a later one; the loss is the KL divergence from the target's law
-  at temperature 1, and all places count alike.
+- dflash (arXiv:2602.06036, section 4.2): the anchor's row says nothing, the others fill in what follows it. The loss is
+  the cross-entropy of these tokens, weighed as DSpark's (eq. 4): the paper's choice for blocks of 8 (appendix A.1).
+- jetspec (arXiv:2606.18394, eq. 8 and 9): no row sees a later one; the loss is the KL divergence of the draft from the
+  target's law at temperature 1, and all places count alike, as in the paper's main results.
 
 The losses are in `block_loss.py`. Stream, clock and files are those of `opt_tree.training.heads.train`.
 """

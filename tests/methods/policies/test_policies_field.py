@@ -1,17 +1,19 @@
 """The field's deterministic trees: each by its paper's rule written out plainly, the fixed ones against brute force."""
 
 import doctest
+import heapq
 from collections.abc import Iterator
 from functools import cache
 from math import log
 
+import numpy as np
 import pytest
 from asking import draft
 from hypothesis import given
 from hypothesis import strategies as st
 from table_models import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
 
-from opt_tree import Decoder, Random, Static, TopK, Tree, TreePolicy
+from opt_tree import Decoder, OptTree, Random, Static, TopK, Tree, TreePolicy
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.policies import greedy_static as greedy_static_module
@@ -20,6 +22,7 @@ from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.greedy_static import greedy_static_tree
+from opt_tree.methods.policies.jetspec import JetSpecTree
 from opt_tree.methods.policies.sequoia import SequoiaTree
 from opt_tree.methods.policies.talon import Talon
 from opt_tree.methods.policies.threshold_chain import ThresholdChain
@@ -134,6 +137,28 @@ def test_talon_spends_its_budget(seed: int, cells: int | None, ratio: float, nod
     assert len(tree) == nodes and drafter.forwards <= nodes
 
 
+@given(seeds, st.sampled_from([3, 9]), st.floats(0, 1), st.integers(1, 20), st.integers(1, 9), st.integers(1, 4))
+def test_jetspecs_tree_is_its_heaps_and_never_above_opt_trees(seed, vocab, cut, nodes, width, max_depth):
+    """Algorithm 1 of its paper written out; where laws name few tokens, a node has fewer children than `width`."""
+
+    def laws(path: tuple[int, ...]) -> np.ndarray:
+        law = hashed_laws(seed, vocab)(path)
+        named = np.where(law < cut * law.max(), 0, law)
+        return named / named.sum()
+
+    heap, expected = [(-1.0, 0, ())], []
+    while heap and len(expected) < nodes:
+        value, _, branch = heapq.heappop(heap)
+        if len(branch) < max_depth:
+            for child, path in proposals(laws, [(-value, branch)], width)[: nodes - len(expected)]:
+                expected.append(path)
+                heapq.heappush(heap, (-child, len(expected), path))
+    policy = JetSpecTree(nodes, width, max_depth)
+    assert grow(laws, policy)[0] == sorted(expected)
+    tree, best = (draft(TableDrafter(laws), each, CONTEXT, DEEP) for each in (policy, OptTree(nodes, 0, max_depth)))
+    assert tree.expected_accepted <= best.expected_accepted + 1e-9
+
+
 def shapes(budget: int, depth: int, ranks: int) -> Iterator[frozenset[Branch]]:
     """Every tree of at most `budget` nodes whose siblings have the ranks 0, 1, ... without a gap, once each."""
 
@@ -219,6 +244,7 @@ def test_sequoia_draws_its_shape(siblings: type, seed: int, nodes: int, depth: i
         (Eagle2(2, 2, 6), [(0,), (0, 0), (0, 0, 0), (1,), (1, 0), (1, 0, 0)], 3),
         (DynamicDepth(2, 2, 6, log(0.7), (1, 2)), [(0,), (0, 0), (0, 1), (1,), (1, 0), (1, 1)], 2),
         (Talon(0.3, 7, 2), [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1,), (1, 0), (1, 0, 0)], 4),
+        (JetSpecTree(5, 2), [(0,), (0, 0), (0, 0, 0), (0, 1), (1,)], 3),
         (ThresholdChain(8, 0.4), [(0,), (0, 0), (0, 0, 0)], 3),
         (ThresholdChain(8, 0.4, 5), [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)], 5),
         (ThresholdChain(2, 0.0), [(0,), (0, 0)], 2),

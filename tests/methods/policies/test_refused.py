@@ -19,6 +19,7 @@ from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.greedy_static import greedy_static_tree
+from opt_tree.methods.policies.jetspec import JetSpecTree
 from opt_tree.methods.policies.priced import Priced
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
@@ -50,6 +51,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: DynamicDepth(depth=HUGE), TOO_MUCH),
     (lambda: Talon(ratio=1.5), "1.5"),
     (lambda: Talon(nodes=0), "0"),
+    (lambda: JetSpecTree(width=0), "0"),
     (lambda: Talon(top_k=HUGE), TOO_MUCH),
     (lambda: ThresholdChain(0), "nodes must be at least 1, got 0"),
     (lambda: ThresholdChain(4, 0.5, 5), "least must lie in 0..nodes, got 5 of 4"),
