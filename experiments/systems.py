@@ -53,9 +53,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from evaluation.answers.metrics import estimate
+from evaluation.answers.metrics import estimate, times_as_fast
 from evaluation.command_line import table
+from evaluation.run.baselines import InLoop
 from evaluation.run.models import Material, gather
+from evaluation.timing import Timings, interleave
 from opt_tree import Decoder, Generation, OptTree, Sampling, Static
 from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.policies.eagle2 import Eagle2
@@ -67,6 +69,7 @@ from opt_tree.tools.presets import make_preset, plain
 
 Make = Callable[[Pair], Decoder]
 LENGTHS = range(1, 7)
+PLAIN = "plain decoding"
 
 
 @dataclass(frozen=True)
@@ -154,34 +157,19 @@ class Texts:
             decoder.drafter.clear()
         return [self.answer(decoder, number) for number in tqdm(range(len(self.prompts)), leave=False, disable=None)]
 
-    def clock(self, decoders: Mapping[str, Decoder], rounds: int) -> dict[str, dict[str, Any]]:
-        """Tokens a second of every method, and how many times the first one's; medians over rounds, in turn."""
-        seconds = np.empty((len(decoders), len(self.prompts), rounds))
-        tokens = np.empty((len(decoders), len(self.prompts)))
-        for turn in tqdm(range(rounds * len(self.prompts)), desc="clock", leave=False, disable=None):
-            round_, number = divmod(turn, len(self.prompts))
-            for row, decoder in enumerate(decoders.values()):
-                answer = self.answer(decoder, number)
-                seconds[row, number, round_], tokens[row, number] = answer.seconds, len(answer.tokens)
-        taken = np.median(seconds, axis=2)
-        found = {}
-        for row, name in enumerate(decoders):
-            both = np.column_stack([tokens[row], taken[row], tokens[0], taken[0]])
-            times, interval = estimate(both, lambda sums: sums[..., 0] / sums[..., 1] * sums[..., 3] / sums[..., 2])
-            found[name] = {
-                "tokens/s": float(tokens[row].sum() / taken[row].sum()),
-                "x plain": times,
-                "x plain, 95 %": "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
-            }
-        return found
+    def clock(self, decoders: Mapping[str, Decoder], rounds: int) -> Timings:
+        """The time that every method takes, in turn, so many times."""
+        sampling = Sampling(self.temperature)
+        methods = {name: InLoop(one, sampling, self.pair.stop, forget=True) for name, one in decoders.items()}
+        return interleave(methods, self.prompts, self.length, rounds)
 
 
 def measure(given: Material, system: System, options: Options) -> list[dict[str, Any]]:
     """Decode with every method; OPT-Tree behind each preset, by its sizes."""
     pair = given.pair
     texts = Texts(pair, given.first_prompts(), options.max_new_tokens, system.temperature)
-    decoders = {"plain decoding": plain(pair.target)}
-    answers = {"plain decoding": texts.answers(decoders["plain decoding"])}
+    decoders = {PLAIN: plain(pair.target)}
+    answers = {PLAIN: texts.answers(decoders[PLAIN])}
 
     def add(name: str, decoder: Decoder) -> Sequence[Generation]:
         if name not in answers:
@@ -197,11 +185,13 @@ def measure(given: Material, system: System, options: Options) -> list[dict[str,
             add(f"OPT-Tree, {nodes} nodes, {layers} layers", alone)
     for name, make in tqdm(system.beside.items(), desc="beside", leave=False, disable=None):
         add(name, make(pair))
-    baseline = answers["plain decoding"]
-    rows = [line(name, found, baseline) for name, found in answers.items() if found is not baseline]
+    rows = [line(name, found, answers[PLAIN]) for name, found in answers.items() if name != PLAIN]
     if options.rounds:
-        speeds = texts.clock(decoders, options.rounds)
-        rows = [row | speeds[row["method"]] for row in rows]
+        timings = texts.clock(decoders, options.rounds)
+        for row in rows:
+            times, interval = times_as_fast(timings.spent(row["method"]), timings.spent(PLAIN))
+            row |= {"tokens/s": timings.rate(row["method"]), "x plain": times}
+            row["x plain, 95 %"] = "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
     return rows
 
 

@@ -10,6 +10,7 @@ the other texts (`steps.jsonl`), which takes no target. Then the tables, as text
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from evaluation.command_line import check_bounds, main_of, option
 
@@ -36,6 +37,11 @@ class Options:
     width: int = option(8, "texts that are decoded at a time", least=1)
     minutes: float = option(600.0, "no further text is drafted along after so many", least=0)
     json: bool = option(False, "print the figures as one JSON line, too")
+
+    @property
+    def steps(self) -> Path:
+        """Where the steps are kept: those of a trimmed draft model apart."""
+        return Path(self.output) / ("steps.jsonl" if self.trimmed is None else "steps.trimmed.jsonl")
 
     def __post_init__(self) -> None:
         check_bounds(self)

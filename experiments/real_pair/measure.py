@@ -24,7 +24,7 @@ from opt_tree import CausalLM, CausalLMDrafter, Decoder, Static, TreePolicy, sid
 from opt_tree.backends.batch import scheduler
 from opt_tree.backends.batch.shared_forwards import lane_memos
 from opt_tree.grow import Asking
-from opt_tree.methods.drafters.draft_vocabulary import read_vocabulary
+from opt_tree.methods.drafters.draft_vocabulary import needed_vocabulary
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.models.canonical import make_canonical
@@ -113,14 +113,6 @@ def fit_to(drafter: CausalLMDrafter, texts: list[dict[str, Any]]) -> dict[str, A
     return {"temperature": likelihood.temperature(), "rates": rates, "places": int(ranks.sum()), "texts": len(texts)}
 
 
-def trimmed_to(lm: CausalLM, named: str) -> CausalLMDrafter:
-    """Return a drafter of a draft vocabulary's tokens alone. ValueError where what is named has none."""
-    tokens = read_vocabulary(folder := resolve(named, "trimmed"), lm.vocab)
-    if tokens is None:
-        raise ValueError(f"--trimmed {named}: {folder} has no draft vocabulary")
-    return TrimmedDrafter(lm, tokens)
-
-
 def draft_along(
     drafter: CausalLMDrafter, texts: list[dict[str, Any]], ways: dict[str, Way], path: Path, options: Options
 ) -> None:
@@ -161,9 +153,8 @@ def draft_along(
 def wanted(ways: dict[str, Way], parts: list[str]) -> dict[str, Way]:
     """The policies that are named, bare and fitted; of a part that is no name, all whose names begin so."""
     begins = tuple(part for part in parts if part not in ways)
-    return {
-        name: way for name, way in ways.items() if name.removesuffix(", fitted") in parts or name.startswith(begins)
-    }
+    begun = {name for name in ways if name.startswith(begins) and name not in NAMED_ONLY}
+    return {name: way for name, way in ways.items() if name.removesuffix(", fitted") in parts or name in begun}
 
 
 def measure(options: Options, folder: Path) -> dict[str, Any] | None:
@@ -177,7 +168,8 @@ def measure(options: Options, folder: Path) -> dict[str, Any] | None:
     drafter = CausalLMDrafter(lm)
     if not (folder / "fit.json").exists():
         write_text(folder / "fit.json", json.dumps(fit_to(drafter, for_fit), indent=1))
-    drafter = drafter if options.trimmed is None else trimmed_to(lm, options.trimmed)
+    if options.trimmed is not None:
+        drafter = TrimmedDrafter(lm, needed_vocabulary(resolve(options.trimmed, "trimmed"), lm.vocab))
     found = json.loads((folder / "fit.json").read_text())
     ways = all_ways(AcceptanceRates(tuple(found["rates"])), found["temperature"])
     if options.bare:
@@ -189,7 +181,7 @@ def measure(options: Options, folder: Path) -> dict[str, Any] | None:
         if not ways:
             raise ValueError(f"--only {options.only}: no policy's name begins so")
     print(f"{counted(len(others), 'text')}, {len(ways)} policies; {len(for_fit)} for the fit")
-    draft_along(drafter, others, ways, folder / "steps.jsonl", options)
+    draft_along(drafter, others, ways, options.steps, options)
     have = {(line["set"], line["id"]) for line in lines(folder / "sampled.jsonl")}
     drawn = [one for one in others[: options.sampled] if (one["set"], one["id"]) not in have]
     if not options.check and not drawn:
@@ -201,7 +193,7 @@ def measure(options: Options, folder: Path) -> dict[str, Any] | None:
         append(folder / "sampled.jsonl", line)
     if not options.check:
         return None
-    along = {(one.set, one.id): one for one in Along.all_of(lines(folder / "steps.jsonl"))}
+    along = {(one.set, one.id): one for one in Along.all_of(lines(options.steps))}
     there = [(stored(one), along[one["set"], one["id"]]) for one in others if (one["set"], one["id"]) in along]
     shortest = sorted(there, key=lambda one: len(one[0].tokens))[: options.check]
     return decoded(models, shortest, ways)
@@ -212,9 +204,9 @@ def run(options: Options) -> dict[str, Any]:
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     checked = measure(options, folder)
-    texts = Along.all_of(lines(folder / "steps.jsonl"))
+    texts = Along.all_of(lines(options.steps))
     if not texts:
-        raise ValueError(f"nothing was drafted in {options.minutes:g} minutes: {folder / 'steps.jsonl'} is empty")
+        raise ValueError(f"nothing was drafted in {options.minutes:g} minutes: {options.steps} is empty")
     found = all_tables(texts)
     if drawn := list(lines(folder / "sampled.jsonl")):
         found.append(sampled.sampled_table(drawn))

@@ -45,7 +45,12 @@ def test_whole_systems_beside_opt_tree_alone(capsys: pytest.CaptureFixture) -> N
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     inside, alone, *_ = found["parallelspec"]
     assert (inside["method"], inside["= plain"], alone["= plain"]) == ("parallelspec_eagle", "1/1", "1/1")
-    assert 0 < inside["nodes/step"] <= 25 and 0 < inside["draft forwards/step"] <= 1 and inside["tokens/s"] > 0
+    assert (
+        0 < inside["nodes/step"] <= 25
+        and 0 < inside["draft forwards/step"] <= 1
+        and inside["tokens/s"] > 0
+        and inside["x plain"] > 0
+    )
     assert alone["method"] == f"OPT-Tree, {round(inside['nodes/step'])} nodes, 5 layers"
     assert found["delayed"][0]["method"] == "delayed" and found["delayed"][0]["nodes/step"] <= 14
     assert systems.main(["--systems", "rasp"]) == 2

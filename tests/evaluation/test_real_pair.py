@@ -1,13 +1,11 @@
 """The evaluation along stored texts: what it says of a policy is what decoding with that policy does."""
 
-import copy
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_models import tiny_drafter
 
 from experiments.real_pair import __main__ as real_pair
 from experiments.real_pair import measure, sampled
@@ -16,7 +14,7 @@ from experiments.real_pair.measure import lines
 from experiments.real_pair.questions import asked, in_rounds
 from experiments.real_pair.tables import Along, more, rate
 from experiments.real_pair.taken import Way, taken_of
-from opt_tree import CausalLM, Decoder, OptTree, Pair, Static, load_pair
+from opt_tree import Decoder, OptTree, Pair, Static, load_pair
 from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.sequoia import SequoiaTree
@@ -83,6 +81,9 @@ def test_the_whole_command_goes_on_and_draws(
     assert real_pair.main([*command, "--check", "1", "--only", "opt 8"]) == 0  # of what is there, these alone
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["checked"]["texts"] == 1
     assert real_pair.main([*command, "--bare", "--only", "opt 60"]) == 0 and "1 policies" in capsys.readouterr().out
+    save_file({"d2t": torch.ones(2048, dtype=torch.int32)}, tmp_path / VOCABULARY)
+    assert real_pair.main([*command, "--bare", "--only", "opt 60", "--trimmed", str(tmp_path)]) == 0
+    assert (tmp_path / "steps.trimmed.jsonl").exists() and (tmp_path / "steps.jsonl").read_text() == steps
     drawn = (tmp_path / "sampled.jsonl").read_text()
     assert real_pair.main([*command, "--sampled", "1"]) == 0 and (tmp_path / "sampled.jsonl").read_text() == drawn
     for line in map(json.loads, drawn.splitlines()):
@@ -97,6 +98,12 @@ def test_the_whole_command_goes_on_and_draws(
         assert {text.sums(name)[0] for name in text.steps} == {length}
     for one in json.loads((tmp_path / "tables.json").read_text()):
         assert one["rows"] and {len(row) for row in one["rows"]} == {len(one["columns"])}
+
+
+def test_the_dearest_policies_are_run_where_they_are_named() -> None:
+    ways = dict.fromkeys(("opt 60", "opt 500", "opt 60, fitted"), WAYS["plain"])
+    assert measure.wanted(ways, ["opt"]).keys() == {"opt 60", "opt 60, fitted"}
+    assert measure.wanted(ways, ["opt 500"]).keys() == {"opt 500"}
 
 
 def test_a_policy_s_name_means_it_alone_and_a_part_of_one_means_several() -> None:
@@ -124,17 +131,6 @@ def test_both_models_can_be_quantised(quantised_kernel: None, capsys: pytest.Cap
     lm, _ = measure.load("demo", "target", "int4")
     assert lm.canonical and {type(layer).__name__ for layer in lm.model.modules()} >= {"QuantisedLinear"}
     assert real_pair.main(["--weights", "int3"]) == 2 and "int8 or int4" in capsys.readouterr().err
-
-
-def test_the_draft_model_is_trimmed_where_that_is_asked_for(tmp_path: Path) -> None:
-    """To the tokens of a folder that `opt-tree trim` wrote."""
-    lm = CausalLM(copy.deepcopy(tiny_drafter("llama")))
-    with pytest.raises(ValueError, match="has no draft vocabulary"):
-        measure.trimmed_to(lm, str(tmp_path))
-    save_file({"d2t": torch.full((16,), 5)}, tmp_path / VOCABULARY)
-    drafter = measure.trimmed_to(lm, str(tmp_path))
-    assert drafter.lm.model.get_output_embeddings().out_features == 16
-    assert drafter.tokens is not None and drafter.tokens.tolist() == list(range(5, 21))
 
 
 def test_at_temperature_1_rates_are_of_the_same_texts() -> None:

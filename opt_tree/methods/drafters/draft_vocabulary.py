@@ -91,3 +91,11 @@ def read_vocabulary(path: str, vocab: int) -> Int[Tensor, " columns"] | None:
         return tokens
     except (ValueError, SafetensorError) as error:
         raise CheckpointError(f"{file} is no draft vocabulary: {one_line(error)}") from error
+
+
+def needed_vocabulary(path: str, vocab: int) -> Int[Tensor, " columns"]:
+    """Return what `read_vocabulary` does; CheckpointError where there is no such file."""
+    tokens = read_vocabulary(path, vocab)
+    if tokens is None:
+        raise CheckpointError(f"{path} has no {VOCABULARY}")
+    return tokens

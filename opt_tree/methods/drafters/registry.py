@@ -176,7 +176,7 @@ def _told(spec: str) -> Iterator[None]:
         raise CheckpointError(f"{error}; and no kind of drafter: there are {', '.join(KINDS)}") from error
 
 
-def _is_whole(folder: str) -> bool:
+def is_whole(folder: str) -> bool:
     """Whether a checkpoint is a causal model by itself: by its config, which heads copy, and a tokenizer and layers."""
     try:
         config = read_config(folder, "a model")
@@ -216,7 +216,7 @@ def load_drafter(spec: str, target: AnyLM, options: DrafterOptions = DrafterOpti
             wanted = "name a function (path, target, options)"
             raise CheckpointError(f"{spec} cannot be loaded: {error}; {wanted}") from error
         except CheckpointError as error:
-            if name != "lm" and kind.part is not None and _is_whole(folder):
+            if name != "lm" and kind.part is not None and is_whole(folder):
                 raise CheckpointError(f"{folder} is a whole model, use lm:{path} ({error})") from error
             raise
     if not isinstance(drafter, Drafter):

@@ -24,8 +24,8 @@ class JetSpecTree(TreePolicy):
     The last node gets as many children as are left.
 
     It is not the best tree: `OptTree` chooses every node, this rule the parents alone, whose unlikely children come
-    along. With as many nodes and layers its E(A) is never above OPT-Tree's. DDTree's (arXiv:2604.12989), from one heap
-    as well, adds a node at a time, and is OPT-Tree's.
+    along. With as many nodes and layers its E(A) is never above that of OPT-Tree at threshold 0. DDTree's
+    (arXiv:2604.12989), from one heap as well, adds a node at a time, and is OPT-Tree's.
 
     The paper grows it over what one forward says of every depth, where a layer costs nothing. Over other drafters each
     layer is a forward, of every node that the heap may still come to.

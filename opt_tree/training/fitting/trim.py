@@ -4,8 +4,8 @@
 
 Nothing is trained. Of a draft model the output folder has a list of tokens, `draft_vocabulary.safetensors`, and the
 model's name: `--drafter trimmed:DIR` drafts these tokens only. Of an EAGLE head it has a copy with the list, for
-`eagle:DIR`; `--tokenizer` names its target, as heads have none. `--answers` are the target's own, as for
-`opt_tree.training.heads.features`. A temperature stored beside the model is copied;
+`eagle:DIR`; `--tokenizer` names its target, as heads have none. `--answers` are the target's own or the draft model's,
+as for `opt_tree.training.heads.features`. A temperature stored beside the model is copied;
 `opt_tree.training.fitting.calibrate` fits it again.
 """
 
@@ -42,8 +42,10 @@ import torch
 from safetensors.torch import save_file
 
 from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, vocabulary_tensors
+from opt_tree.methods.drafters.registry import is_whole
 from opt_tree.methods.drafters.small_models.loading import NOTE
-from opt_tree.models.checkpoints import CALIBRATION, check_is_folder, load_config, load_tokenizer
+from opt_tree.models.checkpoints import CALIBRATION, load_config, load_tokenizer
+from opt_tree.models.known import KNOWN
 from opt_tree.models.named import resolve
 from opt_tree.system.files import whole
 from opt_tree.training.answers import read_examples
@@ -54,10 +56,14 @@ from opt_tree.training.plans import Cut
 def trim(draft: str, answers: Sequence[Path], count: int, output: Path, tokenizer: Path | None = None) -> None:
     """Write what trims a draft model, or a trimmed head, and say what share of the answers' tokens it can still draft.
 
-    Raises ValueError for a draft model that is no folder, more tokens than it has, or no answers.
+    `tokenizer`: of the target of a head; None: a model is trimmed. Raises ValueError for what is no folder, a model
+    with a tokenizer beside it, more tokens than the model has, or no answers.
     """
     folder = Path(resolve(draft, "draft"))
-    check_is_folder(str(folder))
+    if not folder.is_dir():
+        raise ValueError(f"{draft} is no folder and no known name")
+    if tokenizer is not None and is_whole(str(folder)):
+        raise ValueError(f"{draft} is a whole model with its own tokenizer: leave out --tokenizer, which is a head's")
     if output.resolve() == folder.resolve():
         raise ValueError(f"{output} is the draft model itself, which would be deleted: name another folder")
     vocab = load_config(str(folder)).get_text_config().vocab_size
@@ -75,7 +81,7 @@ def trim(draft: str, answers: Sequence[Path], count: int, output: Path, tokenize
             return
         partial.mkdir()
         save_file({"d2t": kept["d2t"].to(torch.int32)}, partial / VOCABULARY)
-        named = os.path.abspath(draft) if Path(draft).exists() else draft
+        named = draft if draft in ("demo", *KNOWN) else os.path.abspath(draft)
         (partial / NOTE).write_text(json.dumps({"model": named}) + "\n", encoding="utf-8")
         if (folder / CALIBRATION).is_file():
             shutil.copy(folder / CALIBRATION, partial)

@@ -2,7 +2,9 @@
 
 import copy
 import json
+import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from opt_tree import Decoder, OptTree, Static, load_drafter, load_pair
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, read_vocabulary
 from opt_tree.methods.drafters.registry import folders_of
-from opt_tree.methods.drafters.small_models.loading import NOTE, model_of
+from opt_tree.methods.drafters.small_models.loading import NOTE, trimmed_model
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CALIBRATION
@@ -74,10 +76,18 @@ def test_the_command_keeps_the_frequent_tokens(folder, tmp_path, capsys):
         assert complaint in capsys.readouterr().err and not (tmp_path / "bad").exists()
 
 
-def test_a_trimmed_model_stays_where_it_is(folder, tmp_path):
+def test_a_trimmed_model_stays_where_it_is(folder, tmp_path, monkeypatch, capsys):
     """A known name keeps its meaning wherever the folder is taken, and the model's files are not copied."""
-    made = f"--draft demo --answers {folder}/answers.jsonl --vocab 4 --output {tmp_path}/small"
-    assert trim.main(made.split()) == 0
+    monkeypatch.chdir(folder)
+    Path("demo").mkdir()  # a name means what it means everywhere
+    made = f"--answers {folder}/answers.jsonl --vocab 4 --output {tmp_path}"
+    assert trim.main(f"--draft draft {made}/near".split()) == 0
+    assert trimmed_model(f"{tmp_path}/near") == f"{folder}/draft"
+    assert trim.main(f"--draft demo {made}/whole --tokenizer {folder}/target".split()) == 2
+    assert trim.main(f"--draft nowhere {made}/none".split()) == 2
+    said = capsys.readouterr().err
+    assert "demo is a whole model with its own tokenizer" in said and "nowhere is no folder" in said
+    assert trim.main(f"--draft demo {made}/small".split()) == 0
     assert json.loads((tmp_path / "small" / NOTE).read_text()) == {"model": "demo"}
     assert folders_of(f"trimmed:{tmp_path}/small") == [resolve("demo", "draft"), f"{tmp_path}/small"]
     assert sorted(path.name for path in (tmp_path / "small").iterdir()) == [CALIBRATION, VOCABULARY, NOTE]
@@ -86,7 +96,7 @@ def test_a_trimmed_model_stays_where_it_is(folder, tmp_path):
 def test_the_package_trims_the_draft_model_of_the_real_pair():
     """To tokens that it has, by a note that names it."""
     folder = resolve("qwen2.5-coder-0.5b", "trimmed")
-    assert model_of(folder) == "qwen2.5-coder-0.5b"
+    assert trimmed_model(folder) == "qwen2.5-coder-0.5b"
     kept = read_vocabulary(folder, KNOWN["qwen2.5-coder-0.5b"].shape["vocab_size"])
     assert len(kept) == 24576 and drafter_of("qwen2.5-coder-1.5b") == "trimmed:qwen2.5-coder-0.5b"
 
@@ -118,9 +128,14 @@ def test_a_wrong_vocabulary_is_one_line(folder, tmp_path):
     refused(f"trimmed:{tmp_path}/small", target, f"d2t leads to tokens {VOCAB}")
     file.write_bytes(b"no tensors")
     refused(f"trimmed:{tmp_path}/small", target, "is no draft vocabulary")
+    shutil.copytree(folder / "draft", tmp_path / "old")
+    shutil.copy(file, tmp_path / "old")
+    refused(f"lm:{tmp_path}/old", target, f"has a {VOCABULARY}: trim its model anew")
     file.unlink()
     refused(f"trimmed:{tmp_path}/small", target, f"has no {VOCABULARY}")
     (tmp_path / "small" / NOTE).write_text('{"model": 5}')
     refused(f"trimmed:{tmp_path}/small", target, f"{NOTE} does not say what is trimmed: ValueError: its model is 5")
+    (tmp_path / "small" / NOTE).unlink()
+    refused(f"trimmed:{tmp_path}/small", target, f"has no {NOTE}")
     with pytest.raises(ValueError, match="of which there are"):
         drafter(torch.tensor([VOCAB]))

@@ -8,12 +8,10 @@ import json
 from pathlib import Path
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from opt_tree.drafter import Drafter
 from opt_tree.errors import one_line
-from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, read_vocabulary
+from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, needed_vocabulary
 from opt_tree.methods.drafters.registry import DrafterOptions, register
 from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
 from opt_tree.methods.drafters.small_models.common_tokens import CommonTokens
@@ -21,21 +19,29 @@ from opt_tree.methods.drafters.small_models.other_vocabulary import OtherVocabul
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.models.checkpoints import CheckpointError, check_finite, load_causal_lm, load_tokenizer, refused
+from opt_tree.models.checkpoints import (
+    CheckpointError,
+    check_finite,
+    find_file,
+    load_causal_lm,
+    load_tokenizer,
+    refused,
+)
 from opt_tree.models.named import resolve
 from opt_tree.models.vocabularies import same_tokens, shared_ids
 
 NOTE = "trimmed.json"
 
 
-def model_of(folder: str) -> str:
+def trimmed_model(folder: str) -> str:
     """The draft model that a folder trims, as its note names it. CheckpointError for a note that names none."""
+    note = find_file(folder, NOTE)
     try:
-        named = json.loads((Path(folder) / NOTE).read_text(encoding="utf-8"))["model"]
+        named = json.loads(note.read_text(encoding="utf-8"))["model"]
         if not isinstance(named, str) or not named:
             raise ValueError(f"its model is {named!r}")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"{Path(folder) / NOTE} does not say what is trimmed: {one_line(error)}") from error
+        raise CheckpointError(f"{note} does not say what is trimmed: {one_line(error)}") from error
     return named
 
 
@@ -46,6 +52,8 @@ def model_of(folder: str) -> str:
     part="draft",
 )
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    if (Path(path) / VOCABULARY).is_file():
+        raise CheckpointError(f"{path} has a {VOCABULARY}: trim its model anew, for trimmed:PATH")
     return _loaded(path, target, options, None)
 
 
@@ -54,14 +62,14 @@ def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     about="an independent draft model that drafts frequent tokens only, by `opt-tree trim`: trimmed:qwen2.5-coder-0.5b",
     paper="2502.14856",
     part="trimmed",
-    others=lambda folder: [f"lm:{model_of(folder)}"],
+    others=lambda folder: [f"lm:{trimmed_model(folder)}"],
 )
 def _load_trimmed(folder: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return _loaded(resolve(model_of(folder), "draft"), target, options, folder)
+    return _loaded(resolve(trimmed_model(folder), "draft"), target, options, folder)
 
 
-def _loaded(path: str, target: AnyLM, options: DrafterOptions, trimmed: str | None) -> Drafter:
-    """Load the model at `path`, with the draft vocabulary that the folder `trimmed` names."""
+def _loaded(path: str, target: AnyLM, options: DrafterOptions, listed: str | None) -> Drafter:
+    """Load the model at `path`, with the draft vocabulary of the folder `listed`; None: with all its tokens."""
     shared, common = None, None
     if options.tokenizer is not None:
         own = load_tokenizer(path)
@@ -72,7 +80,7 @@ def _loaded(path: str, target: AnyLM, options: DrafterOptions, trimmed: str | No
     dtype = target.dtype if options.dtype == "auto" else options.dtype
     lm = load_causal_lm(path, dtype, options.device, options.buckets, options.weights)
     check_finite(path, dict(lm.model.named_parameters()))
-    tokens, vocab = None if trimmed is None else _vocabulary(trimmed, lm.vocab), target.vocab
+    tokens, vocab = None if listed is None else needed_vocabulary(listed, lm.vocab), target.vocab
     if common is not None:
         with refused(f"{path} cannot draft for {target.name}"):
             if not isinstance(lm, CausalLM):
@@ -92,10 +100,3 @@ def _loaded(path: str, target: AnyLM, options: DrafterOptions, trimmed: str | No
         if not isinstance(lm, CausalLM):
             raise ValueError("it is scored path by path, with the whole vocabulary only")
         return TrimmedDrafter(lm, tokens, target.vocab)
-
-
-def _vocabulary(folder: str, vocab: int) -> Int[Tensor, " columns"]:
-    tokens = read_vocabulary(folder, vocab)
-    if tokens is None:
-        raise CheckpointError(f"{folder} has no {VOCABULARY}")
-    return tokens
