@@ -120,7 +120,7 @@ def is_free(folder):
 
 
 def wait_until(so):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not so():
         assert time.monotonic() < end
         time.sleep(0.02)
