@@ -260,7 +260,7 @@ def overview() -> str:
             "## Presets\n",
             "`make_preset(NAME, target, drafter)` of `opt_tree.tools.presets`: a method's decoder. PATH is the folder",
             "of what was trained for it. `python -m experiments.systems` sets those of five papers beside OPT-Tree.",
-            "`sequoia`, `medusa` and `eagle1` are trees of assumed rates: each rank is accepted half as often as the last.\n",
+            "`sequoia`, `medusa` and `eagle1` are trees of assumed rates, each rank's half of the last one's.\n",
             table(PRESETS.values(), {}),
         ]
     )

@@ -21,7 +21,8 @@ tools/test_along.py::test_the_a_of_other_trees_is_told_only_where_the_text_does_
 decoding/test_reuse.py::test_a_drafter_that_keeps_nothing_is_shown_the_whole_prompt
 methods/drafters/test_blocks.py::test_a_model_of_transformers_is_loaded_by_its_spec
 methods/drafters/test_blocks.py::test_convolutions_that_leave_rows_as_they_are_make_a_dflash_model
-methods/drafters/test_blocks.py::test_the_text_is_the_target_s_in_float32
+methods/drafters/test_blocks.py::test_the_text_is_the_target_s_in_float32[DSpark of DeepSpec, RNN]
+methods/drafters/test_blocks.py::test_the_text_is_the_target_s_in_float32[Domino]
 methods/drafters/test_block_files.py::TestProbe::test_its_numbers_are_those_of_the_loops
 methods/drafters/test_blocks.py::test_nothing_is_drafted_below_a_parent_of_little_confidence
 methods/drafters/test_eagle3.py::test_norms_may_be_named_apart
@@ -55,6 +56,6 @@ def test_calls_have_the_shapes_that_are_annotated(kernel: None) -> None:
     another name, or is gone: another one that calls the same is to take its place.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", *(f"tests/{name}" for name in WALK.split())]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", *(f"tests/{name}" for name in WALK.split("\n") if name)]
     found = subprocess.run(command, cwd=ROOT, env=environment | {"CHECK_SHAPES": "1"}, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout[-5000:] + found.stderr[-2000:]

@@ -158,7 +158,7 @@ def in_thread(call: Callable[[], Any]) -> list[Any]:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(300)
     return found
 
 

@@ -1,7 +1,7 @@
 """The library on a pretended CUDA device (tests/pretend), in a process of its own, since a process has one such device.
 
 Shown: what lies where, how often the host waits, what a captured graph reads and writes. Not shown: a device's kernels,
-their rounding and time.
+their rounding and time; so what is marked for a GPU because of its rounding is left to one.
 """
 
 import os
@@ -23,7 +23,7 @@ def test_texts_waits_graphs_and_what_is_marked_for_a_gpu(tmp_path):
     environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OPT_TREE_CACHE": str(tmp_path)}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed there, and importing hypothesis takes a second
     command = [sys.executable, "-m", "pytest", "-p", "pretend.plugin", "-o", "addopts=", "-q"]
-    command += ["--noconftest", "-o", "python_files=check_*.py test_*.py", *CHECKS]
+    command += ["--noconftest", "-o", "python_files=check_*.py test_*.py", *CHECKS, "-k", "not rounding"]
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if found.returncode == NO_PLACE:
         pytest.skip(f"this torch has no place for the pretended device: {found.stderr.strip().splitlines()[-1]}")

@@ -28,7 +28,7 @@ from opt_tree.stop import Stop
 from opt_tree.tree import Tree
 from opt_tree.verify import match, valid_for
 
-VOCAB, NEW = 24, 30
+VOCAB, NEW = 24, 16
 PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], [9, 9, 9, 2, 9, 9, 9, 2, 9])
 SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
 TREES = (OptTree(1, 0.0, 1), OptTree(6, 0.0, 3), OptTree(12, 0.05, 6), OptTree(12, 0.6, 6), OptTree(30, 0.0, 10))
@@ -77,7 +77,7 @@ def target(request: pytest.FixtureRequest) -> Any:
 
 def test_a_greedy_text_is_the_network_s_whatever_the_tree(target: Any) -> None:
     drafter, most = drafter_of(target), 0.0
-    for policy, prompt in product(TREES, PROMPTS):
+    for policy, prompt in [*product(TREES, PROMPTS[1:2]), *product(TREES[2:4], PROMPTS)]:
         found = Decoder(Model(target), drafter, policy).generate(prompt, NEW, stop=None)
         assert found.tokens == written(target, prompt) and found.finish_reason == "length"
         assert sum(found.accept_lengths) == NEW and found.prompt == prompt
@@ -182,17 +182,14 @@ def test_hidden_states_are_those_of_the_layer(target: Any) -> None:
 def test_a_seed_has_one_text_whatever_the_tree(target: Any) -> None:
     """And it is the one whose noise / probability is least at every place: an exponential race over the whole text."""
     drafter, sampling, prompt = drafter_of(target), Sampling(1.3), PROMPTS[2]
-    for seed in (0, 5):
-        texts = {
-            tuple(Decoder(Model(target), drafter, policy).generate(prompt, 12, sampling, None, seed=seed).tokens)
-            for policy in TREES
-        }
-        text, random = list(prompt), Random(seed)
-        for _ in range(12):
-            probs = (logits_after(target, text).float() / 1.3).softmax(-1)
-            text.append(int(random.draw(probs[None], np.zeros(1, dtype=np.int64))))
-            random.advance(1)
-        assert texts == {tuple(text[len(prompt) :])}
+    text, random = list(prompt), Random(5)
+    for _ in range(12):
+        probs = (logits_after(target, text).float() / 1.3).softmax(-1)
+        text.append(int(random.draw(probs[None], np.zeros(1, dtype=np.int64))))
+        random.advance(1)
+    for policy in TREES:
+        found = Decoder(Model(target), drafter, policy).generate(prompt, 12, sampling, None, seed=5)
+        assert found.tokens == text[len(prompt) :]
 
 
 def test_an_answer_stops_inside_a_path(target: Any) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy.special import chdtrc
 from torch import Tensor
 
 from opt_tree import Random
@@ -14,7 +14,7 @@ from opt_tree import random as module
 HOST = torch.device("cpu")
 GAMMA, WORD = 0x9E3779B97F4A7C15, 2**64
 LAW = torch.tensor([0.35, 0.0, 0.2, 0.05, 0.4], dtype=torch.float64)
-POSITIONS = np.arange(12_000)
+POSITIONS = np.arange(6000)
 
 
 def numbers(state: int, count: int) -> list[int]:
@@ -35,8 +35,8 @@ def quantiles(noise: Tensor) -> np.ndarray:
 def agree(counts: np.ndarray, probs: np.ndarray) -> bool:
     """Pearson's chi-square test at one in a thousand; the seeds are fixed, so a verdict stays."""
     assert counts[probs == 0].sum() == 0
-    possible = probs > 0
-    return bool(stats.chisquare(counts[possible], counts.sum() * probs[possible]).pvalue > 1e-3)
+    seen, expected = counts[probs > 0], counts.sum() * probs[probs > 0]
+    return bool(chdtrc(len(seen) - 1, ((seen - expected) ** 2 / expected).sum()) > 1e-3)
 
 
 # ---- the numbers
@@ -66,8 +66,8 @@ def test_the_noise_of_every_token_is_exponential_and_so_is_the_least() -> None:
     noise = Random(1).noise(np.arange(200), 2000, HOST)
     cells = np.bincount((quantiles(noise).ravel() * 1000).astype(int), minlength=1000)
     assert agree(cells, np.full(1000, 1e-3))
-    least = noise.amin(1).numpy() * 2000  # of n arrivals the first is n times as fast: it decides races
-    assert stats.kstest(least, "expon").pvalue > 1e-3
+    least = noise.amin(1) * 2000  # of n arrivals the first is n times as fast: it decides races
+    assert agree(np.bincount((quantiles(least) * 10).astype(int), minlength=10), np.full(10, 0.1))
 
 
 @pytest.mark.parametrize("pair", ["tokens", "positions", "seeds", "position and token", "seed and position"])
@@ -100,18 +100,19 @@ def test_a_draw_is_the_first_arrival(seed: int, dtype: torch.dtype, vocab: int) 
         assert token == int(np.argmin(arrivals))
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_a_draw_has_the_law_it_is_drawn_from(scale: float) -> None:
+def test_a_draw_has_the_law_it_is_drawn_from() -> None:
     """Along the positions of a seed and along seeds, alone and with the next draw; the law need not be normalised."""
     probs, joint = LAW.numpy(), np.outer(LAW, LAW).ravel()
     for law in (LAW, LAW.flip(0)):  # each position's noise is shared: both laws are drawn from all the same
-        drawn = Random(9).draw((law * scale).expand(len(POSITIONS), -1), POSITIONS).numpy()
-        assert agree(np.bincount(drawn, minlength=5), law.numpy())
-    along = Random(3).draw((LAW * scale).expand(len(POSITIONS), -1), POSITIONS).numpy()
+        rows = law.expand(len(POSITIONS), -1)
+        drawn = Random(9).draw(rows, POSITIONS)
+        assert agree(np.bincount(drawn.numpy(), minlength=5), law.numpy())
+        assert torch.equal(Random(9).draw(rows[:500] * 3, POSITIONS[:500]), drawn[:500])
+    along = Random(3).draw(LAW.expand(len(POSITIONS), -1), POSITIONS).numpy()
     assert agree(np.bincount(along, minlength=5), probs)
     assert agree(np.bincount(along[::2] * 5 + along[1::2], minlength=25), joint)
     first, second = (
-        torch.stack([Random(seed).draw(LAW[None] * scale, np.array([0])) for seed in range(side, 4000, 2)])[:, 0]
+        torch.stack([Random(seed).draw(LAW[None], np.array([0])) for seed in range(side, 1200, 2)])[:, 0]
         for side in (0, 1)
     )
     assert agree(np.bincount(torch.cat([first, second]).numpy(), minlength=5), probs)
@@ -122,10 +123,8 @@ def test_a_draw_has_the_law_it_is_drawn_from(scale: float) -> None:
 def test_a_token_of_probability_zero_is_never_drawn(dtype: torch.dtype) -> None:
     """First, last and in the middle; beside one that is certain, and beside ones that are nearly nothing."""
     rows = torch.tensor([[0.0, 0.1, 0.0, 0.9, 0.0], [0.0, 0.0, 1e-38, 1.0, 0.0], [0.0, 1e-38, 0.0, 1e-38, 0.0]])
-    for depths in np.arange(3000).reshape(-1, 3):
-        drawn = Random(2).draw(rows.to(dtype), depths)
-        assert (rows[torch.arange(3), drawn] > 0).all()
-        assert drawn[1] == 3
+    drawn = Random(2).draw(rows.to(dtype).repeat(1000, 1), np.arange(3000)).view(1000, 3)
+    assert (rows[torch.arange(3), drawn] > 0).all() and (drawn[:, 1] == 3).all()
 
 
 def test_what_is_not_among_the_columns_changes_no_draw() -> None:
@@ -215,7 +214,7 @@ def test_rounding_moves_no_draw_of_a_large_vocabulary() -> None:
     logits = logits[:, torch.randperm(49_152, generator=generator)]
     rounded = logits + 2e-6 * torch.randn(logits.shape, generator=generator)
     laws = [logits.softmax(-1), rounded.softmax(-1)]
-    for position in range(600):
+    for position in range(200):
         one, other = (Random(8).draw(law, np.array([position])) for law in laws)
         assert one == other
     uniforms = torch.rand(1, 20_000, generator=generator, dtype=torch.float64)

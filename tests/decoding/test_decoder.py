@@ -428,11 +428,7 @@ class TestReadBacks:
             reads.append(len(tensors))
             return fetch(*tensors)
 
-        for module in (
-            "opt_tree.children",
-            "opt_tree.verify",
-            "opt_tree.verify",
-        ):
+        for module in ("opt_tree.children", "opt_tree.verify"):
             monkeypatch.setattr(sys.modules[module], "fetch", counted)
         for module in ("opt_tree.children", "opt_tree.verify", "opt_tree.sampling"):
             monkeypatch.setattr(sys.modules[module], "on_host", lambda tensor: False)

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import time
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ def test_somebody_elses_file_is_refused_and_not_cut(tmp_path, text):
 def _hold(path: Path, ready, leave) -> None:
     with AnswerFile(path).lock():
         ready.set()
-        leave.wait(30)
+        leave.wait()
 
 
 @pytest.fixture
@@ -74,13 +73,11 @@ def holder(file: AnswerFile):
 
 
 def test_a_second_process_is_kept_away_and_told_by_whom(file, holder):
-    """At once: nobody waits."""
+    """Whoever waited would wait for ever."""
     process, leave = holder
-    begin = time.monotonic()
     refusal = f"a.jsonl is being written by process {process.pid} on .* since 20"
     with pytest.raises(ValueError, match=refusal), file.lock():
         pytest.fail("two at once")
-    assert time.monotonic() - begin < 5
     leave.set()
     process.join(30)
     with file.lock():

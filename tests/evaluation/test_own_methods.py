@@ -96,7 +96,7 @@ def test_every_example_is_compared_as_a_file_of_the_package(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = tmp_path / "opt_tree"
-    shutil.copytree(ROOT / "opt_tree", package, ignore=shutil.ignore_patterns("embedded", "__pycache__"))
+    shutil.copytree(ROOT / "opt_tree", package, ignore=shutil.ignore_patterns("embedded"))  # with what Python compiled
     (package / "models" / "embedded").symlink_to(ROOT / "opt_tree" / "models" / "embedded")
     for kind, (place, mark, decorated) in COPIED.items():
         family = place.partition("/")[0]

@@ -1,5 +1,6 @@
 """The evaluation along stored texts: what it says of a policy is what decoding with that policy does."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def test_steps_are_kept_as_decoding_takes_them(pair: Pair) -> None:
 def test_the_whole_command_goes_on_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, kernel: None
 ) -> None:
+    monkeypatch.setattr(measure, "load", functools.cache(measure.load))
     command = ["--sets", "demo", "--count", "4", "--max-new-tokens", "10", "--output", str(tmp_path), "--json"]
     assert real_pair.main([*command, "--minutes", "0", "--rounds", "3"]) == 2
     assert "nothing was drafted" in capsys.readouterr().err
@@ -78,14 +80,14 @@ def test_the_whole_command_goes_on_and_draws(
     assert checked["texts"] == checked["texts equal"] == 6 and checked["steps"] == checked["steps equal"] > 6
     assert checked["differ"] == []
     assert (tmp_path / "steps.jsonl").read_text() == steps
-    assert real_pair.main([*command, "--check", "1", "--only", "opt 8"]) == 0  # of what is there, these alone
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["checked"]["texts"] == 1
-    assert real_pair.main([*command, "--bare", "--only", "opt 60"]) == 0 and "1 policies" in capsys.readouterr().out
     save_file({"d2t": torch.ones(2048, dtype=torch.int32)}, tmp_path / VOCABULARY)
     assert real_pair.main([*command, "--bare", "--only", "opt 60", "--trimmed", str(tmp_path)]) == 0
     assert (tmp_path / "steps.trimmed.jsonl").exists() and (tmp_path / "steps.jsonl").read_text() == steps
     drawn = (tmp_path / "sampled.jsonl").read_text()
-    assert real_pair.main([*command, "--sampled", "1"]) == 0 and (tmp_path / "sampled.jsonl").read_text() == drawn
+    alone = ["--bare", "--only", "opt 60", "--check", "1", "--sampled", "1"]  # one policy of those that are there
+    assert real_pair.main([*command, *alone]) == 0 and (tmp_path / "sampled.jsonl").read_text() == drawn
+    printed = capsys.readouterr().out
+    assert "1 policies" in printed and json.loads(printed.splitlines()[-1])["checked"]["texts"] == 1
     for line in map(json.loads, drawn.splitlines()):
         assert line["tokens"].keys() == line["steps"].keys() == sampled.WAYS.keys()
         assert len({tuple(tokens) for tokens in line["tokens"].values()}) == 1

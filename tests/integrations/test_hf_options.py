@@ -39,7 +39,7 @@ from opt_tree.opt import OptTree
 PROMPT = prompt(12)
 IDS = torch.tensor([PROMPT])
 MASK = torch.ones_like(IDS)
-NEW = 20
+NEW = 14
 # Greedy text of the tiny Llama behind PROMPT, filled in by the fixture; cases name its tokens by place.
 TEXT: list[int] = []
 TABLE = Path(__file__).parents[2] / "docs" / "generate.md"

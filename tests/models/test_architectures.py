@@ -38,7 +38,7 @@ from opt_tree.tree import Tree
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 LENGTH = WINDOW + 19
 PROBED_EVERY_TIME = True
-NEW_TOKENS = 30
+NEW_TOKENS = 24
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
 BUCKETS = Buckets(rows=(1, 8, 32), keys=(64, 128))
 # Padded forwards: one mask, one with a window, two kinds of layers, chunks.
@@ -65,12 +65,13 @@ def plain_tokens(architecture: str) -> list[int]:
 
 
 def assert_tree_is_causal(lm: CausalLM, context: list[int], tree: Tree, tolerance: float) -> None:
-    """Compare every row of the scored tree with a plain forward over the context and the row's own path."""
+    """Compare the rows above every leaf of the scored tree with a plain forward over the context and their path."""
     logits = lm.score(tree).logits
-    for row in range(len(tree)):
-        expected = causal_logits(lm.model, [*context, *tree.tokens[tree.path_to(row)].tolist()])[-1]
-        error = (logits[row] - expected).abs().max().item()
-        assert error < tolerance, f"row {row} of parents {tree.parents.tolist()}: {error}"
+    for leaf in set(range(len(tree))) - set(tree.parents.tolist()):
+        path = tree.path_to(leaf)
+        expected = causal_logits(lm.model, [*context, *tree.tokens[path].tolist()])[len(context) :]
+        error = (logits[path] - expected).abs().max().item()
+        assert error < tolerance, f"the path to row {leaf} of parents {tree.parents.tolist()}: {error}"
 
 
 @architectures_and_buckets
@@ -117,13 +118,13 @@ def test_greedy_text_is_plain_text_and_that_of_transformers(architecture, bucket
     assert result.tokens == expected[0, LENGTH:].tolist()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
-def test_sampled_text_does_not_depend_on_the_tree(architecture):
+def test_sampled_text_does_not_depend_on_the_tree():
+    """Through layers of two kinds; tests/core has the others."""
     sampling = Sampling(temperature=0.8, top_p=0.9)
-    plain = Decoder(target(architecture), None, Static.empty())
+    plain = Decoder(target("gemma3"), None, Static.empty())
     texts = set()
     for seed in (1, 2):
-        result = decoder(architecture).generate(prompt(LENGTH), NEW_TOKENS, sampling, seed=seed)
+        result = decoder("gemma3").generate(prompt(LENGTH), NEW_TOKENS, sampling, seed=seed)
         assert any(step.accepted for step in result.steps)
         assert result.tokens == plain.generate(prompt(LENGTH), NEW_TOKENS, sampling, seed=seed).tokens
         texts.add(tuple(result.tokens))

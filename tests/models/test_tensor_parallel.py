@@ -31,7 +31,7 @@ TREE = OptTree(12, 0.1, 5)
 IDS = prompt(9)
 
 
-def spread(folder: Path, work: Callable[[CausalLM, int], Any], wait: float = 60) -> list[Any]:
+def spread(folder: Path, work: Callable[[CausalLM, int], Any], wait: float = 300) -> list[Any]:
     """What two processes that share a model return, by rank: None for one that hangs, its exit status if it ends."""
     context, port = multiprocessing.get_context("fork"), _free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(2)]

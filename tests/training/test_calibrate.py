@@ -36,7 +36,7 @@ def test_the_command_fits_checks_and_writes(tmp_path, capsys) -> None:
     prompts = tmp_path / "prompts.jsonl"
     texts = ("Name three colours.", "What is a fair price?", "Tell me a story.", "How do I boil an egg?")
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    args = f"--prompts {prompts} --count 4 --nodes 8 --threshold 0.05 --max-new-tokens 24 --dtype float32"
+    args = f"--prompts {prompts} --count 4 --nodes 8 --threshold 0.05 --max-new-tokens 12 --dtype float32"
     assert calibrate.main([*args.split(), "--output", str(tmp_path / "fitted")]) == 0
     record = json.loads((tmp_path / "fitted" / "calibration.json").read_text())
     assert 0.05 < record["temperature"] < 1 and record["prompts"] == 2

@@ -336,7 +336,7 @@ def test_the_largest_tree_that_costs_are_known_of_is_drafted():
 
 def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_path, capsys):
     (tmp_path / "costs.json").write_text(json.dumps({"one": dataclasses.asdict(EAGER)}))
-    asked = ["--limit", "1", "--max-new-tokens", "6", "--dtype", "float32", "--json"]
+    asked = ["--limit", "1", "--max-new-tokens", "6", "--dtype", "float32", "--seeds", "3", "--json"]
     asked += ["--costs", str(tmp_path / "costs.json")]
     assert compare_controllers([*asked, "--drafter", "eagle:demo"]) == 0
     rows = {row["controller"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}

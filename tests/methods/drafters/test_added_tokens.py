@@ -61,13 +61,11 @@ def test_ids_that_mean_the_same_are_drafted_and_others_never(tmp_path, name):
         (multi_round, Sampled.kary(2, 3), warm),
     ):
         decoder = Decoder(pair.target, pair.drafter, policy, *([verifier] if verifier else []))
-        for seed in range(2):
-            found = decoder.generate(prompt(9, seed), 30, sampling=sampling, seed=seed, stop=None)
-            drafted = {token for step in found.steps for token in step.tree.tokens[1:].tolist()}
-            assert drafted <= {*range(VOCAB), *([VOCAB + 1] if gap else [])} and len(drafted) > 9
-            if verifier is not multi_round:
-                expected = plain.generate(prompt(9, seed), 30, sampling=sampling, seed=seed, stop=None)
-                assert found.tokens == expected.tokens
+        found = decoder.generate(prompt(9), 24, sampling=sampling, stop=None)
+        drafted = {token for step in found.steps for token in step.tree.tokens[1:].tolist()}
+        assert drafted <= {*range(VOCAB), *([VOCAB + 1] if gap else [])} and len(drafted) > 9
+        if verifier is not multi_round:
+            assert found.tokens == plain.generate(prompt(9), 24, sampling=sampling, stop=None).tokens
     if gap:
         assert VOCAB + 1 in drafted, "a token that both have is drafted, wherever it stands"
 

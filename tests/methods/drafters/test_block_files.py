@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from methods.drafters.published_block import (
+    LAYERS,
     MASK,
     RANK,
     Blocks,
@@ -160,7 +161,7 @@ def test_a_markov_head_is_the_one_that_its_tensors_are(tmp_path):
     ],
 )
 def test_families_that_look_alike_are_told_apart_by_their_config(tmp_path, kind, config, name):
-    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 1, "model_type": "llama"} | config))
+    (tmp_path / "config.json").write_text(json.dumps(LAYERS | {"num_hidden_layers": 1, "model_type": "llama"} | config))
     tensors = {"masks.weight": torch.zeros(2, HIDDEN)}
     tensors |= {"midlayer.fc.weight": torch.zeros(1)} if kind == "eagle3" else {}
     save_file(tensors, tmp_path / "model.safetensors")

@@ -151,9 +151,7 @@ def test_every_law_is_that_of_the_loops(tmp_path, name):
     check_block_laws(drafter, target, loops)
 
 
-@pytest.mark.parametrize(
-    "name", ["DFlash", "DFlash, windows", "DFlash 2", "JetSpec", "DSpark of DeepSpec, RNN", "Domino"]
-)
+@pytest.mark.parametrize("name", ["DFlash, windows", "DFlash 2", "DSpark of DeepSpec, RNN", "Domino"])
 def test_the_text_is_the_target_s_in_float32(tmp_path, name):
     folder, _, _ = written(tmp_path, name)
     target = target_of(torch.float32)

@@ -114,7 +114,7 @@ class TestLaw:
         witness = Witness(EagleDrafter(head, target, buckets))
         steps = list(Decoder(target, witness, POLICY).steps(prompt(9), 7))
         assert len(witness.laws) > 2 * len(steps), "trees should have layers"
-        for context, path, law in witness.laws:
+        for context, path, law in witness.laws[::3]:
             assert (law - naive.law(context, path)).abs().max() < 1e-10
 
     def test_accepted_tokens_run_again_with_the_target_s_features(self):

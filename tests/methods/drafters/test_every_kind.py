@@ -12,10 +12,10 @@ from methods.drafters.test_one_pass import medusa
 from side_by_side import PROMPTS, compare
 from tiny_models import prompt, tiny_head
 
-from opt_tree import Decoder, OptTree, Sampling, load_pair
+from opt_tree import Decoder, OptTree, Sampling, load_drafter, load_pair
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.heads.early_exit import EarlyExit
-from opt_tree.methods.drafters.registry import KINDS
+from opt_tree.methods.drafters.registry import KINDS, DrafterOptions
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models import DEMO
@@ -86,13 +86,21 @@ def test_drawn_children_keep_the_target_s_law(name):
     assert law == pytest.approx({(token,): p for token, p in enumerate(expected.tolist())}, abs=1e-9)
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.part and (DEMO / kind.part).is_dir()])
-def test_what_is_embedded_drafts_the_demo_target(kind):
-    """Well above one token a step, and the text is the target's own."""
-    pair = load_pair("demo", f"{kind}:demo", dtype="float32")
+@pytest.fixture(scope="module")
+def asked():
+    """The demo target and its tokenizer, a prompt, and what plain decoding says to it."""
+    pair = load_pair("demo", "ngram", dtype="float32")
     text = pair.encode("What is the capital of France?")
-    answer = Decoder(pair.target, pair.drafter, OptTree(12, 0.05)).generate(text, 20)
-    assert answer.tokens == plain(pair.target).generate(text, 20).tokens
+    return pair, text, plain(pair.target).generate(text, 20).tokens
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.part and (DEMO / kind.part).is_dir()])
+def test_what_is_embedded_drafts_the_demo_target(kind, asked):
+    """Well above one token a step, and the text is the target's own."""
+    pair, text, expected = asked
+    drafter = load_drafter(f"{kind}:demo", pair.target, DrafterOptions(pair.tokenizer))
+    answer = Decoder(pair.target, drafter, OptTree(12, 0.05)).generate(text, 20)
+    assert answer.tokens == expected
     assert answer.mean_acceptance_length > 1.4
     if kind in TABLES | ONE_PASS:
         assert {step.draft_forwards for step in answer.steps} <= {0, kind in ONE_PASS}
