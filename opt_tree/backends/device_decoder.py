@@ -147,8 +147,7 @@ class DeviceDecoder(Decoder):
         target, drafter = cast(Model, self.target), cast(TensorDrafter, self._tensors())
         if self._step is None or (self._step.target, self._step.drafter) != (target, drafter):
             assert self.growth is not None
-            lms = [target, drafter.lm] if drafter.captured else []
-            captured = bool(lms) and all(lm is not None and isinstance(lm.backend, Captured) for lm in lms)
+            captured = all(lm is None or isinstance(lm.backend, Captured) for lm in (target, drafter.lm))
             kind = CapturedStep if captured and target.device.type == "cuda" else DeviceStep
             self._step = kind(target, drafter, self.growth, int(self.policy.max_depth))
         return self._step

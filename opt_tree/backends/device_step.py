@@ -72,8 +72,8 @@ class DeviceStep(TensorStep):
         for model in (target, *([] if lm is None else [lm])):
             model.cache.truncate(model.length)
         own, draft = self.slots(asked.limit)
-        length = 0 if lm is None else lm.length
-        keys = keys_of(target, target.length + own), 0 if lm is None else keys_of(lm, length + draft)
+        length = target.length if lm is None else lm.length
+        keys = keys_of(target, target.length + own), keys_of(lm, length + draft)
         shape = Shape(asked.limit, keys, asked.sampling, self.drafter.scale, asked.ends is not None)
         numbers, features = np.zeros((3, most), dtype=np.int64), None
         if missing is not None:
@@ -109,12 +109,12 @@ class DeviceStep(TensorStep):
         )
 
 
-def keys_of(lm: Model, slots: int) -> int:
+def keys_of(lm: Model | None, slots: int) -> int:
     """How many keys a forward has where so many slots are used; the last one is nobody's."""
     keys = LEAST_KEYS
     while keys < slots:
         keys *= 2
-    return lm.backend.shape(1, keys - 1)[1]
+    return keys if lm is None else lm.backend.shape(1, keys - 1)[1]
 
 
 def _write(lm: Model, rows: int, pending: Pending) -> None:

@@ -6,7 +6,7 @@ and of who computes a forward.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class Behind(NamedTuple):
     forward: Callable[..., Output]
     """`TensorStep.forward`."""
     keys: int
-    """Of the forwards of the drafter's model."""
+    """Of the forwards of the drafter's model; at least as many as the context has tokens."""
     missing: Int[Tensor, "3 rows"]
     """Tokens, positions and slots of the rows that the drafter's model lacks, behind padding; the last is the root."""
     features: Float[Tensor, "rows hidden"] | None
@@ -61,8 +61,6 @@ class TensorDrafter(ABC):
     """The model whose forwards the step computes; None: it has none, or runs it itself."""
     names_few = False
     """Whether it names a few tokens of each node, in the host's order."""
-    captured = True
-    """Whether a graph may hold what it does, where its model's forwards are captured."""
     keeps_rows = False
     """Whether rows of accepted nodes stay in the model's cache."""
 
@@ -103,6 +101,10 @@ class TensorDrafter(ABC):
     def sent(self, context: list[int], layers: int, device: torch.device) -> Int[np.ndarray, " numbers"]:
         """Return these numbers."""
         return np.zeros(0, dtype=np.int64)
+
+    def held(self) -> tuple[Any, ...]:
+        """What of its own a capture rests on, compared by ==: a graph is stale once the answer is another one."""
+        return ()
 
     @abstractmethod
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:

@@ -71,7 +71,7 @@ class TensorStep:
         """How many rows the target's and the drafter's caches get in a step of so many layers, padding included."""
         drafter, own = self.drafter, self.target.backend.shape(1 + self.growth.nodes, 0)[0] + 1
         if drafter.lm is None:
-            return own, 0
+            return own, drafter.room(self.growth, limit) + 1
         widest = drafter.lm.backend.shape(drafter.widest(self.growth, self.layers), 0)[0]
         return own, self.catching_up + drafter.room(self.growth, limit) + widest + 1
 

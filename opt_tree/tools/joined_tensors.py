@@ -1,5 +1,7 @@
 """A model and a table on tensors: the table below the model's first layer (`Grafted`), or beside it (`Copying`)."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -20,8 +22,6 @@ class JoinedTensors(TensorDrafter):
 
     drafter: Joined
     names_few = True
-    captured = False
-    """A text's places move when another one begins, and a graph holds addresses."""
 
     def __init__(self, drafter: Joined, model: TensorDrafter, table: Tabled) -> None:
         super().__init__(drafter, 0)
@@ -54,6 +54,9 @@ class JoinedTensors(TensorDrafter):
     def sent(self, context: list[int], layers: int, device: torch.device) -> Int[np.ndarray, " numbers"]:
         self._own = self.model.sends(layers)
         return np.concatenate([part.sent(context, layers, device) for part in (self.model, self.table)])
+
+    def held(self) -> tuple[Any, ...]:
+        return self.model.held() + self.table.held()
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
         """Begin both; the model's answer."""
