@@ -113,7 +113,7 @@ class DeviceDecoder(Decoder):
     def _decode(self, run: Run, drafter: Drafter) -> Asking[tuple[Tree, list[int], list[int]]]:
         """Emit the tokens of one step: `decode_step` on the device. The tree, the accepted path, the tokens."""
         step = self._tensor_step()
-        forward = step.drafter.lacks(run.context)
+        forward = step.drafter.lacks(run.context, step.catching_up)
         if forward is not None and (rows := len(forward.tokens)) > step.catching_up:
             # A text begins, or the host took steps.
             yield forward.part(0, rows - 1)

@@ -28,8 +28,8 @@ class Asked(NamedTuple):
     """What a step begins with, all of it known to the host."""
 
     forward: Forward | None
-    """Rows that the drafter's model lacks of its context, the root's the last; at most `TensorStep.catching_up`. None:
-    it has no model whose rows are known here."""
+    """Rows that the drafter lacks of its context, a model's root the last; at most `TensorStep.catching_up`. None: it
+    has none."""
     root: int
     """The last token of the context."""
     more: Int[np.ndarray, " numbers"]
@@ -66,13 +66,13 @@ class DeviceStep(TensorStep):
         `launched` is called when all is on its way and nothing was waited for.
         """
         missing, most, target, lm = asked.forward, self.catching_up, self.target, self.drafter.lm
-        rows = 0 if missing is None else len(missing.tokens)
-        if not min(most, 1) <= rows <= most:
-            raise ValueError(f"a step catches up with 1 to {most} rows of the drafter, got {rows}")
+        rows, least = 0 if missing is None else len(missing.tokens), int(lm is not None)
+        if not least <= rows <= most:
+            raise ValueError(f"a step catches up with {least} to {most} rows of the drafter, got {rows}")
         for model in (target, *([] if lm is None else [lm])):
             model.cache.truncate(model.length)
         own, draft = self.slots(asked.limit)
-        length = target.length if lm is None else lm.length
+        length = target.length - rows if lm is None else lm.length
         keys = keys_of(target, target.length + own), keys_of(lm, length + draft)
         shape = Shape(asked.limit, keys, asked.sampling, self.drafter.scale, asked.ends is not None)
         numbers, features = np.zeros((3, most), dtype=np.int64), None
@@ -86,6 +86,7 @@ class DeviceStep(TensorStep):
         facts = [target.length, length + rows, asked.root]
         sent = send(np.concatenate([numbers.ravel(), facts, asked.more, asked.starts]), target.device)
         left = self.launch(shape, Given(sent, features, asked.ends))
+        self.drafter.launched()
         launched()
         (told,) = fetch(left.told)
         return self._judged(told, asked, left)

@@ -65,13 +65,13 @@ class TensorStep:
         """`layers`: of the deepest tree."""
         self.target, self.drafter, self.growth, self.layers = target, drafter, growth, layers
         self.catching_up = drafter.catching_up(layers)
-        """Rows that the drafter's model can lack after a step."""
+        """Rows that the drafter can lack after a step."""
 
     def slots(self, limit: int) -> tuple[int, int]:
         """How many rows the target's and the drafter's caches get in a step of so many layers, padding included."""
         drafter, own = self.drafter, self.target.backend.shape(1 + self.growth.nodes, 0)[0] + 1
         if drafter.lm is None:
-            return own, drafter.room(self.growth, limit) + 1
+            return own, self.catching_up + drafter.room(self.growth, limit) + 1
         widest = drafter.lm.backend.shape(drafter.widest(self.growth, self.layers), 0)[0]
         return own, self.catching_up + drafter.room(self.growth, limit) + widest + 1
 
@@ -83,7 +83,7 @@ class TensorStep:
         (before, length, root), sent = sent[:FACTS].unbind(), sent[FACTS:]
         own = self.drafter.sends(self.layers)
         more, starts = sent[:own], sent[own:]
-        context = missing, given.features, length, root, more, self.growth.nodes, target.length + 1
+        context = missing, given.features, length, root, more, self.growth.nodes
         behind = Behind(self.forward, shape.keys[1], *context)
         pool = self._grow(behind, shape, given)
         tree = tree_of(pool, self.growth.select(pool), shape.limit)

@@ -44,9 +44,12 @@ class JoinedTensors(TensorDrafter):
     def widest(self, growth: Growth, layers: int) -> int:
         return self.model.widest(growth, layers)
 
-    def lacks(self, context: list[int]) -> Forward | None:
+    def lacks(self, context: list[int], most: int) -> Forward | None:
         self.drafter.lead(context)
-        return self.model.lacks(context)
+        return self.model.lacks(context, most)
+
+    def launched(self) -> None:
+        self.model.launched()
 
     def sends(self, layers: int) -> int:
         return self.model.sends(layers) + self.table.sends(layers)
@@ -73,7 +76,7 @@ class GraftedTensors(JoinedTensors):
 
     def catching_up(self, layers: int) -> int:
         """Nothing below the root is the model's: it lacks a whole path and one token."""
-        return 0 if self.lm is None else layers + 1
+        return max(self.model.catching_up(layers), 0 if self.lm is None else layers + 1)
 
     def room(self, growth: Growth, limit: int) -> int:
         return self.model.room(growth, 1)

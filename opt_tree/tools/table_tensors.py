@@ -240,7 +240,7 @@ class Tabled(TensorDrafter):
     def _columns(
         self, tokens: Int[Tensor, "tails order followers"], there: Bool[Tensor, "tails order followers"]
     ) -> Int[Tensor, "tails order followers"]:
-        """In which column each follower is: where the text first has it, or in that of the longest match that has it."""
+        """In which column each follower is: where the text first has it, or the longest match that does."""
         known, places = tokens.flatten(1), len(self._tokens)
         same = (known[:, :, None] == known[:, None, :]) & there.flatten(1)[:, None, :]
         own = torch.arange(places, places + known.shape[1], device=tokens.device)
