@@ -20,7 +20,7 @@ from opt_tree.methods.drafters.heads.blocks import BlockDrafter
 from opt_tree.methods.drafters.heads.eagle import warn_beyond
 from opt_tree.methods.drafters.heads.one_pass import OnePass
 from opt_tree.methods.drafters.heads.parallel_spec import ParallelSpecDrafter
-from opt_tree.target import Forward, causal
+from opt_tree.target import Forward
 from opt_tree.tree import send
 
 
@@ -57,7 +57,9 @@ class OfDepths(TensorDrafter):
     def _rows(self, end: int, features: Float[Tensor, "rows wide"]) -> Forward:
         """Rows that end at a position, of which the target's features matter alone."""
         count = len(features)
-        return Forward(None, np.zeros(count, dtype=int), np.arange(end - count, end), causal(count), features)
+        return Forward(
+            None, np.zeros(count, dtype=int), np.arange(end - count, end), np.tri(count, dtype=bool), features
+        )
 
     def launched(self) -> None:
         self.drafter.ran(self._seconds)

@@ -42,7 +42,7 @@ class Sight(NamedTuple):
         own = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device)[:, None, :, None] & inside[:, None]
         return torch.cat([seen.flatten(1, 2), own.flatten(2).flatten(0, 1).expand(len(anchors), -1, -1)], -1)[:, None]
 
-    def sees(self, place: Int[Tensor, "rows 1"], ahead: Int[Tensor, "*rows keys"]) -> Bool[Tensor, "*rows keys"]:
+    def sees(self, place: Int[Tensor, "rows 1"], ahead: Int[Tensor, "*many keys"]) -> Bool[Tensor, "*other rows keys"]:
         """Whether the row at a place of a block sees keys that are so far behind its anchor; below 0: before it."""
         back = place - ahead
         seen = back >= 0 if self.causal else torch.ones_like(back, dtype=torch.bool)

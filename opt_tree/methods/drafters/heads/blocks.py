@@ -175,7 +175,7 @@ class BlockDrafter(OnePass):
         return states
 
     def fill_in(
-        self, root: Int[Tensor, " 1"], waiting: Float[Tensor, "tokens wide"], places: Int[Tensor, " rows"], masks: Masks
+        self, root: Int[Tensor, " 1"], waiting: Float[Tensor, "tokens wide"], places: Int[Tensor, " both"], masks: Masks
     ) -> Float[Tensor, "block hidden"]:
         """Run the block behind rows that were waiting, over a cache that is open for both; return its states."""
         return self.model(
