@@ -53,7 +53,8 @@ class CapturedStep(DeviceStep):
 
     @inference
     def launch(self, shape: Shape, given: Given) -> Left:
-        rests_on = [cast(Captured, lm.backend).held(lm.cache) for lm in (self.target, cast(Model, self.drafter.lm))]
+        lms = [lm for lm in (self.target, self.drafter.lm) if lm is not None]
+        rests_on = [*(cast(Captured, lm.backend).held(lm.cache) for lm in lms), self.drafter.held()]
         if self._replays is None or rests_on != self._rests_on:
             self._replays, self._met, self._rests_on = {}, set(), rests_on
             self._pool = self._stream = None

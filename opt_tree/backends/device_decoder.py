@@ -16,6 +16,7 @@ from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.backends.device_step import Asked, DeviceStep, Judged
 from opt_tree.backends.tensor_drafter import TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
+from opt_tree.backends.tensor_pool import tree_as_told
 from opt_tree.cache import KVCache
 from opt_tree.decode import Run
 from opt_tree.decoder import Decoder
@@ -29,7 +30,7 @@ from opt_tree.verify import greedy, match
 
 DEVICE = "device"
 """In `DeviceDecoder.taken`: steps that stayed on the device."""
-_NO_LIMIT = Model.key_limit
+_NO_LIMIT, _NOTHING = Model.key_limit, np.zeros(0, dtype=np.int64)
 
 
 class DeviceDecoder(Decoder):
@@ -56,6 +57,8 @@ class DeviceDecoder(Decoder):
         self.growth, self._of, self._why = growth, tensors, why
         self.taken: Counter[str] = Counter()
         """Of the last text: how many steps stayed on the device, and how many did not, by the reason."""
+        self._refusal: str | None = None
+        """`why` at the beginning of the text."""
         self._made: TensorDrafter | None = None
         self._step: DeviceStep | None = None
         self._ends: tuple[Any, Tensor | None] = (), None
@@ -79,6 +82,7 @@ class DeviceDecoder(Decoder):
         """Decode one step of a text, on the device if it can be."""
         if not run.laps:
             self.taken.clear()
+            self._refusal = self.why
         reason = self._reason(run)
         self.taken[reason or DEVICE] += 1
         if reason is not None:
@@ -100,8 +104,8 @@ class DeviceDecoder(Decoder):
 
     def _reason(self, run: Run) -> str | None:
         """Why this step is the host's; None: it is not."""
-        if self.why is not None:
-            return self.why
+        if self._refusal is not None:
+            return self._refusal
         if run.sampling.processors:
             return "logits processors look at each row's history"
         if (run.verify if run.sampling.greedy else self.policy.verifier or run.verify) not in (greedy, match):
@@ -113,13 +117,13 @@ class DeviceDecoder(Decoder):
     def _decode(self, run: Run, drafter: Drafter) -> Asking[tuple[Tree, list[int], list[int]]]:
         """Emit the tokens of one step: `decode_step` on the device. The tree, the accepted path, the tokens."""
         step = self._tensor_step()
-        forward = step.drafter.lacks(run.context)
+        forward = step.drafter.lacks(run.context, step.catching_up)
         if forward is not None and (rows := len(forward.tokens)) > step.catching_up:
             # A text begins, or the host took steps.
             yield forward.part(0, rows - 1)
             forward = forward.part(rows - 1, rows)
         limit = min(step.layers, run.layers)
-        starts = run.random.starts(np.arange(0 if run.sampling.greedy else limit + 1))
+        starts = _NOTHING if run.sampling.greedy else run.random.starts(np.arange(limit + 1))
         lacks = forward, run.context[-1], step.drafter.sent(run.context, step.layers, self.target.device)
         judged = step.run(Asked(*lacks, limit, run.sampling, starts, self._ends_of(run)), run.lap)
         run.lap()
@@ -127,11 +131,11 @@ class DeviceDecoder(Decoder):
         tokens = [*tree.tokens[path[1:]].tolist(), judged.token]
         self._check(run, judged, tokens)
         run.random.advance(len(tokens))
-        outcome = Outcome(tree, path, tokens, judged.features, judged.logits)
         # The accepted nodes that were drafted below are the first rows behind the drafter's context.
         numbers = np.full(len(tree), -1)
         numbers[path] = np.where(tree.draft_rows[path] >= 0, np.arange(len(path)), -1)
-        drafter.accept(outcome.numbered(numbers))
+        kept = tree_as_told(tree.tokens, tree.parents, tree.path_log_probs, numbers)
+        drafter.accept(Outcome(kept, path, tokens, judged.features, judged.logits))
         return tree, path, tokens
 
     def _check(self, run: Run, judged: Judged, tokens: list[int]) -> None:
@@ -147,8 +151,7 @@ class DeviceDecoder(Decoder):
         target, drafter = cast(Model, self.target), cast(TensorDrafter, self._tensors())
         if self._step is None or (self._step.target, self._step.drafter) != (target, drafter):
             assert self.growth is not None
-            lms = [target, drafter.lm] if drafter.captured else []
-            captured = bool(lms) and all(lm is not None and isinstance(lm.backend, Captured) for lm in lms)
+            captured = all(lm is None or isinstance(lm.backend, Captured) for lm in (target, drafter.lm))
             kind = CapturedStep if captured and target.device.type == "cuda" else DeviceStep
             self._step = kind(target, drafter, self.growth, int(self.policy.max_depth))
         return self._step

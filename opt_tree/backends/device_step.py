@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.backends.tensor_pool import read_tree
-from opt_tree.backends.tensor_step import Given, Left, Shape, TensorStep
+from opt_tree.backends.tensor_step import FACTS, Given, Left, Shape, TensorStep
 from opt_tree.model import Model, Pending
 from opt_tree.sampling import Sampling
 from opt_tree.target import Forward
@@ -28,8 +28,8 @@ class Asked(NamedTuple):
     """What a step begins with, all of it known to the host."""
 
     forward: Forward | None
-    """Rows that the drafter's model lacks of its context, the root's the last; at most `TensorStep.catching_up`. None:
-    it has no model whose rows are known here."""
+    """Rows that the drafter lacks of its context, a model's root the last; at most `TensorStep.catching_up`. None: it
+    has none."""
     root: int
     """The last token of the context."""
     more: Int[np.ndarray, " numbers"]
@@ -66,59 +66,60 @@ class DeviceStep(TensorStep):
         `launched` is called when all is on its way and nothing was waited for.
         """
         missing, most, target, lm = asked.forward, self.catching_up, self.target, self.drafter.lm
-        rows = 0 if missing is None else len(missing.tokens)
-        if not min(most, 1) <= rows <= most:
-            raise ValueError(f"a step catches up with 1 to {most} rows of the drafter, got {rows}")
+        rows, least = 0 if missing is None else len(missing.tokens), int(lm is not None)
+        if not least <= rows <= most:
+            raise ValueError(f"a step catches up with {least} to {most} rows of the drafter, got {rows}")
         for model in (target, *([] if lm is None else [lm])):
             model.cache.truncate(model.length)
         own, draft = self.slots(asked.limit)
-        length = 0 if lm is None else lm.length
-        keys = keys_of(target, target.length + own), 0 if lm is None else keys_of(lm, length + draft)
+        length = target.length - rows if lm is None else lm.length
+        keys = self.keys(target, target.length + own), self.keys(lm, length + draft)
         shape = Shape(asked.limit, keys, asked.sampling, self.drafter.scale, asked.ends is not None)
-        numbers, features = np.zeros((3, most), dtype=np.int64), None
+        behind, more = 3 * most + FACTS, len(asked.more)
+        numbers, features = np.zeros(behind + more + len(asked.starts), dtype=np.int64), None
         if missing is not None:
-            numbers[2] = keys[1] - 1  # padding goes where nobody looks
-            slots = np.arange(length, length + rows)
-            numbers[:, most - rows :] = missing.tokens, missing.positions, slots
+            lacking = numbers[: 3 * most].reshape(3, most)
+            lacking[2] = keys[1] - 1  # padding goes where nobody looks
+            lacking[0, most - rows :], lacking[1, most - rows :] = missing.tokens, missing.positions
+            lacking[2, most - rows :] = np.arange(length, length + rows)
             features = missing.features
+        numbers[3 * most : behind] = target.length, length + rows, asked.root
+        numbers[behind : behind + more], numbers[behind + more :] = asked.more, asked.starts
         if features is not None and rows < most:
             features = torch.constant_pad_nd(features, (0, 0, most - rows, 0))
-        facts = [target.length, length + rows, asked.root]
-        sent = send(np.concatenate([numbers.ravel(), facts, asked.more, asked.starts]), target.device)
-        left = self.launch(shape, Given(sent, features, asked.ends))
+        left = self.launch(shape, Given(send(numbers, target.device), features, asked.ends))
+        self.drafter.launched()
         launched()
         (told,) = fetch(left.told)
         return self._judged(told, asked, left)
+
+    def keys(self, lm: Model | None, slots: int) -> int:
+        """How many keys a forward has where so many slots are used; the last one is nobody's."""
+        keys = LEAST_KEYS
+        while keys < slots:
+            keys *= 2
+        return keys if lm is None else self.shape(lm, 1, keys - 1)[1]
 
     def _judged(self, told: np.ndarray, asked: Asked, left: Left) -> Judged:
         """Make a tree and a verdict of what was read, and tell both models which of their rows are kept."""
         rows, missing, target, lm = len(left.logits), asked.forward, self.target, self.drafter.lm
         tree, verdict = read_tree(told, rows)
-        count, begin = int(verdict[-2]), target.length
-        kept = verdict[: count + 1]
-        text, places = tree.tokens[kept], begin + np.arange(count + 1)
-        _write(target, rows, Pending(0, text, places))
-        target.commit(list(range(count + 1)))
+        kept = verdict[: int(verdict[-2]) + 1]
+        text = tree.tokens[kept]
+        _write(target, text)
+        target.commit(list(range(len(text))))
         if lm is not None and missing is not None:
-            _write(lm, len(missing.tokens), Pending(0, missing.tokens, missing.positions))
+            _write(lm, missing.tokens)
             lm.commit(list(range(len(missing.tokens))))
-            _write(lm, self.drafter.room(self.growth, asked.limit), Pending(0, text[1:], places[1:]))
-        features = {layer: states[: count + 1] for layer, states in left.features.items()}
+            _write(lm, text[1:])
+        features = {layer: states[: len(kept)] for layer, states in left.features.items()}
         return Judged(
             tree, kept.tolist(), int(verdict[-1]), left.logits[: len(tree)], left.scores[: len(tree)], features
         )
 
 
-def keys_of(lm: Model, slots: int) -> int:
-    """How many keys a forward has where so many slots are used; the last one is nobody's."""
-    keys = LEAST_KEYS
-    while keys < slots:
-        keys *= 2
-    return lm.backend.shape(1, keys - 1)[1]
-
-
-def _write(lm: Model, rows: int, pending: Pending) -> None:
-    """So many rows behind the context were written; of those that are named it is known what they hold."""
+def _write(lm: Model, tokens: Int[np.ndarray, " rows"]) -> None:
+    """A path of these tokens was written behind the context."""
     lm.cache.truncate(lm.length)
-    lm.cache.open(rows)
-    lm._note(pending)
+    lm.cache.open(len(tokens))
+    lm._note(Pending(0, tokens, np.arange(lm.length, lm.length + len(tokens))))

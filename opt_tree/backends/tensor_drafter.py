@@ -6,7 +6,7 @@ and of who computes a forward.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -39,19 +39,17 @@ class Behind(NamedTuple):
     forward: Callable[..., Output]
     """`TensorStep.forward`."""
     keys: int
-    """Of the forwards of the drafter's model."""
+    """Of the forwards of the drafter's model; at least as many as the context has tokens."""
     missing: Int[Tensor, "3 rows"]
     """Tokens, positions and slots of the rows that the drafter's model lacks, behind padding; the last is the root."""
     features: Float[Tensor, "rows hidden"] | None
     length: Int[Tensor, ""]
-    """Rows of the drafter's model, the missing ones among them."""
+    """Rows of the drafter's model, the missing ones among them; where it has none, the target's."""
     root: Int[Tensor, ""]
     more: Int[Tensor, " numbers"]
     """What the drafter itself sent (`TensorDrafter.sent`)."""
     nodes: int
     """Of a tree at most."""
-    tokens: int
-    """How many the context has, the root among them. A graph does not know: it holds the number of its capture."""
 
 
 class TensorDrafter(ABC):
@@ -61,8 +59,6 @@ class TensorDrafter(ABC):
     """The model whose forwards the step computes; None: it has none, or runs it itself."""
     names_few = False
     """Whether it names a few tokens of each node, in the host's order."""
-    captured = True
-    """Whether a graph may hold what it does, where its model's forwards are captured."""
     keeps_rows = False
     """Whether rows of accepted nodes stay in the model's cache."""
 
@@ -81,7 +77,7 @@ class TensorDrafter(ABC):
         return None
 
     def catching_up(self, layers: int) -> int:
-        """How many rows its model can lack behind a step of so many layers."""
+        """How many rows it can lack behind a step of so many layers."""
         return 0
 
     def room(self, growth: Growth, limit: int) -> int:
@@ -92,9 +88,14 @@ class TensorDrafter(ABC):
         """How many rows its widest forward has."""
         return 0
 
-    def lacks(self, context: list[int]) -> Forward | None:
-        """Return the rows that its model lacks of the context, on the host."""
+    def lacks(self, context: list[int], most: int) -> Forward | None:
+        """Return the rows that it lacks of the context, on the host: a model's, which may be more than `most`, or the
+        features that came for what has no `lm`.
+        """
         return None
+
+    def launched(self) -> None:  # noqa: B027 - most have nothing to note
+        """Note that a step is on its way, with the rows that were lacking."""
 
     def sends(self, layers: int) -> int:
         """How many numbers of its own it sends before a step."""
@@ -103,6 +104,10 @@ class TensorDrafter(ABC):
     def sent(self, context: list[int], layers: int, device: torch.device) -> Int[np.ndarray, " numbers"]:
         """Return these numbers."""
         return np.zeros(0, dtype=np.int64)
+
+    def held(self) -> tuple[Any, ...]:
+        """What of its own a capture rests on, compared by ==: a graph is stale once the answer is another one."""
+        return ()
 
     @abstractmethod
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
@@ -143,7 +148,7 @@ class ByLayers(TensorDrafter):
     def widest(self, growth: Growth, layers: int) -> int:
         return max(growth.widest, self.catching_up(layers))
 
-    def lacks(self, context: list[int]) -> Forward:
+    def lacks(self, context: list[int], most: int) -> Forward:
         return cast(Forward, self.drafter.root(context))
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:

@@ -143,9 +143,24 @@ class TensorTree(NamedTuple):
 def read_tree(told: Int[np.ndarray, " numbers"], rows: int) -> tuple[Tree, Int[np.ndarray, " rest"]]:
     """The tree of so many rows that a `TensorTree` told of, and what was read behind it."""
     tokens, parents, numbers, paths, valid = told[: 5 * rows].reshape(5, rows)
-    there = int(valid.sum())
-    parents = np.append(-1, parents[1:there])
-    return Tree(tokens[:there], parents, paths[:there].view(np.float64), numbers[:there]), told[5 * rows :]
+    there = np.count_nonzero(valid)
+    parents = parents[:there].copy()
+    parents[0] = -1
+    tree = tree_as_told(tokens[:there], parents, paths[:there].view(np.float64), numbers[:there])
+    return tree, told[5 * rows :]
+
+
+def tree_as_told(
+    tokens: Int[np.ndarray, " rows"],
+    parents: Int[np.ndarray, " rows"],
+    paths: Float[np.ndarray, " rows"],
+    numbers: Int[np.ndarray, " rows"],
+) -> Tree:
+    """A tree that is not looked at: a pool has parents before their children, and a look takes a tenth of a step."""
+    tree = object.__new__(Tree)
+    known = {"tokens": tokens, "parents": parents, "path_log_probs": paths, "draft_rows": numbers}
+    vars(tree).update(known, draft_log_probs=None)
+    return tree
 
 
 def tree_of(pool: TensorPool, selected: Selected, limit: int) -> TensorTree:

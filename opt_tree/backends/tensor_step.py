@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.backend import Inputs
+from opt_tree.backend import Backend, Inputs
 from opt_tree.backends.tensor_drafter import Behind, Rows, TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
@@ -65,14 +65,22 @@ class TensorStep:
         """`layers`: of the deepest tree."""
         self.target, self.drafter, self.growth, self.layers = target, drafter, growth, layers
         self.catching_up = drafter.catching_up(layers)
-        """Rows that the drafter's model can lack after a step."""
+        """Rows that the drafter can lack after a step."""
+        self._shapes: dict[tuple[Backend, int, int], tuple[int, int]] = {}
+
+    def shape(self, lm: Model, rows: int, slot: int) -> tuple[int, int]:
+        """`Backend.shape`, asked once."""
+        asked = lm.backend, rows, slot
+        if asked not in self._shapes:
+            self._shapes[asked] = lm.backend.shape(rows, slot)
+        return self._shapes[asked]
 
     def slots(self, limit: int) -> tuple[int, int]:
         """How many rows the target's and the drafter's caches get in a step of so many layers, padding included."""
-        drafter, own = self.drafter, self.target.backend.shape(1 + self.growth.nodes, 0)[0] + 1
+        drafter, own = self.drafter, self.shape(self.target, 1 + self.growth.nodes, 0)[0] + 1
         if drafter.lm is None:
-            return own, 0
-        widest = drafter.lm.backend.shape(drafter.widest(self.growth, self.layers), 0)[0]
+            return own, self.catching_up + drafter.room(self.growth, limit) + 1
+        widest = self.shape(drafter.lm, drafter.widest(self.growth, self.layers), 0)[0]
         return own, self.catching_up + drafter.room(self.growth, limit) + widest + 1
 
     def launch(self, shape: Shape, given: Given) -> Left:
@@ -83,7 +91,7 @@ class TensorStep:
         (before, length, root), sent = sent[:FACTS].unbind(), sent[FACTS:]
         own = self.drafter.sends(self.layers)
         more, starts = sent[:own], sent[own:]
-        context = missing, given.features, length, root, more, self.growth.nodes, target.length + 1
+        context = missing, given.features, length, root, more, self.growth.nodes
         behind = Behind(self.forward, shape.keys[1], *context)
         pool = self._grow(behind, shape, given)
         tree = tree_of(pool, self.growth.select(pool), shape.limit)

@@ -1,5 +1,7 @@
 """A model and a table on tensors: the table below the model's first layer (`Grafted`), or beside it (`Copying`)."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -20,8 +22,6 @@ class JoinedTensors(TensorDrafter):
 
     drafter: Joined
     names_few = True
-    captured = False
-    """A text's places move when another one begins, and a graph holds addresses."""
 
     def __init__(self, drafter: Joined, model: TensorDrafter, table: Tabled) -> None:
         super().__init__(drafter, 0)
@@ -44,9 +44,12 @@ class JoinedTensors(TensorDrafter):
     def widest(self, growth: Growth, layers: int) -> int:
         return self.model.widest(growth, layers)
 
-    def lacks(self, context: list[int]) -> Forward | None:
+    def lacks(self, context: list[int], most: int) -> Forward | None:
         self.drafter.lead(context)
-        return self.model.lacks(context)
+        return self.model.lacks(context, most)
+
+    def launched(self) -> None:
+        self.model.launched()
 
     def sends(self, layers: int) -> int:
         return self.model.sends(layers) + self.table.sends(layers)
@@ -54,6 +57,9 @@ class JoinedTensors(TensorDrafter):
     def sent(self, context: list[int], layers: int, device: torch.device) -> Int[np.ndarray, " numbers"]:
         self._own = self.model.sends(layers)
         return np.concatenate([part.sent(context, layers, device) for part in (self.model, self.table)])
+
+    def held(self) -> tuple[Any, ...]:
+        return self.model.held() + self.table.held()
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
         """Begin both; the model's answer."""
@@ -70,7 +76,7 @@ class GraftedTensors(JoinedTensors):
 
     def catching_up(self, layers: int) -> int:
         """Nothing below the root is the model's: it lacks a whole path and one token."""
-        return 0 if self.lm is None else layers + 1
+        return max(self.model.catching_up(layers), 0 if self.lm is None else layers + 1)
 
     def room(self, growth: Growth, limit: int) -> int:
         return self.model.room(growth, 1)

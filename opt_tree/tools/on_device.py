@@ -45,8 +45,8 @@ def on_device(decoder: Decoder) -> DeviceDecoder:
     (`graft:1:`) and mixed into a model (`copy`). The trees of `OptTree`; without a table also those of `Eagle2`,
     `DynamicDepth` and of `Static` with its most probable children. `greedy` and `match`. Other steps are the host's:
     `repr` says why none is on the device, `taken` how many of the last text were. Texts, trees and acceptance lengths
-    are those of the decoder. On CUDA a step without a table is captured as a whole where the forwards of both models
-    are (`compile_forwards`).
+    are those of the decoder. On CUDA a step is captured as a whole where the forwards of its models are
+    (`compile_forwards`).
 
         decoder = on_device(Decoder(pair.target, pair.drafter, OptTree(nodes=16)))
         decoder.generate(pair.encode("Why is the sky blue?")).tokens, decoder.taken

@@ -2,16 +2,18 @@
 
 Owns the arrays on the device. The text at hand is its tokens alone: every tail is compared with every place of it. Its
 columns are the places where a token first stands; a store's followers that the text has not have columns behind them.
-Candidates come in the host's order, the longest match first, so that ties are the host's.
+All lengths of a match are computed at once, the longest first. Candidates come in the host's order, so that ties are
+the host's. Probabilities are float64, as the host's: of two that float32 would round to one, the host knows the better.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from opt_tree.backends.tensor_drafter import Behind, TensorDrafter
 from opt_tree.backends.tensor_pool import Children, TensorPool
@@ -20,85 +22,87 @@ from opt_tree.methods.drafters.tables.store import FACTOR, FOLLOWERS, Store, Sto
 from opt_tree.tree import send
 
 _LEAST_PLACES, _LEAST_VOCAB = 256, 1 << 16
-_SIGN, _WHOLE = -(1 << 63), 1 << 64
+_SIGN = -(1 << 63)
 _LATE, _NEVER = 1 << 32, 1 << 62
-"""More than a text has tokens, and a row followers; more than any rank."""
+"""More than a text has tokens, and a row followers; more than any rank, and any place."""
+_LITTLE = math.nextafter(LEAST, 0)
 
 
 class Followers(NamedTuple):
-    """Of some tails, what followed their last k tokens in a store."""
+    """Of some tails, what followed their last tokens in a store, the longest run of these first."""
 
-    totals: Float[Tensor, " tails"]
-    tokens: Int[Tensor, "tails followers"]
-    counts: Float[Tensor, "tails followers"]
-    there: Bool[Tensor, "tails followers"]
+    totals: Int[Tensor, "tails order"]
+    tokens: Int[Tensor, "tails order followers"]
+    counts: Int[Tensor, "tails order followers"]
+    there: Bool[Tensor, "tails order followers"]
 
 
 class StoreTensors:
-    """A store on the device."""
+    """A store on the device: a row a run of tokens, with its followers in one array behind those of the row before."""
 
     def __init__(self, store: Store, device: torch.device) -> None:
         keys, first, totals, tokens, counts = (array.astype(np.uint64).view(np.int64) for array in store.arrays)
-        self.bits, self.vocab, self._flip = store.bits, store.vocab, _SIGN if store.bits == 64 else 0
-        self._keys, self._first, self._tokens = (send(one, device) for one in (keys ^ self._flip, first, tokens))
-        self._totals, self._counts = (send(one.astype(np.float64), device) for one in (totals, counts))
+        sizes, summed = np.diff(first).clip(max=FOLLOWERS), np.append(0, counts.cumsum())
+        totals = np.maximum(totals, summed[first[:-1] + sizes] - summed[first[:-1]])
+        row = np.arange(len(keys)).repeat(np.diff(first))
+        kept = (np.arange(len(row)) - first[row] < FOLLOWERS) & (tokens < store.vocab)
+        sizes = np.bincount(row[kept], minlength=len(keys))
+        self.bits, self._flip = store.bits, _SIGN if store.bits == 64 else 0
+        rows = np.stack([keys ^ self._flip, sizes.cumsum() - sizes, sizes, totals], 1)
+        # A search may end behind the last row, and a row's followers are read as if there were as many as may be.
+        self._rows = send(np.pad(rows, ((0, 1), (0, 0))), device)
+        self._keys = self._rows[:-1, 0].contiguous()
+        entries = np.pad(np.stack([tokens[kept], counts[kept]], 1), ((0, FOLLOWERS), (0, 0)))
+        small = entries.max() < 1 << 31
+        self._entries = send(entries.astype(np.int32 if small else np.int64), device)
+        self._each, order = torch.arange(FOLLOWERS, device=device), store.order
+        self.ranks = torch.arange(order, device=device)[:, None] * (2 * _LATE) + self._each
+        """In the host's order; a match's followers in the text come behind them."""
+        # A run's hash is a sum modulo 2^64: its newest token times FACTOR as often as the run is long, and so on.
+        power = [0] * order + [pow(FACTOR, times, 1 << 64) for times in range(1, order + 1)]
+        powers = np.array([power[order - begin :][:order] for begin in range(order)], dtype=np.uint64)
+        self._powers = send(powers.view(np.int64), device)
 
-    def rows(self, tails: Int[Tensor, "tails order"]) -> Iterator[Followers]:
-        """What followed the last 1, 2, ... tokens of each tail; -1 stands before a text. Keys are those of `hashes`."""
-        state = torch.zeros_like(tails[:, 0])
-        for column in range(tails.shape[1] - 1, -1, -1):
-            state = (state + tails[:, column] + 1) * (FACTOR - _WHOLE)
-            key = (state >> 64 - self.bits & (1 << self.bits) - 1) if self.bits < 64 else state ^ self._flip
-            yield self._read(key, tails[:, column] >= 0)
+    def read(self, tails: Int[Tensor, "tails order"]) -> Followers:
+        """What followed the last `order`, ..., 2, 1 tokens of each tail; a number below 0 stands before a text.
 
-    def _read(self, key: Int[Tensor, " tails"], known: Bool[Tensor, " tails"]) -> Followers:
-        place = torch.searchsorted(self._keys, key).clamp(max=len(self._keys) - 1)
-        known = known & (self._keys[place] == key)
-        places = self._first[place][:, None] + torch.arange(FOLLOWERS, device=key.device)
-        there = (places < self._first[place + 1][:, None]) & known[:, None]
-        places = places.clamp(max=len(self._tokens) - 1)
-        tokens = self._tokens[places]
-        there = there & (tokens < self.vocab)
-        counts = torch.where(there, self._counts[places], 0.0)
-        return Followers(torch.where(known, self._totals[place].maximum(counts.sum(1)), 0.0), tokens, counts, there)
+        Keys are those of `hashes`.
+        """
+        states = ((tails + 1)[:, None] * self._powers).sum(2)
+        keys = (states >> 64 - self.bits & (1 << self.bits) - 1) if self.bits < 64 else states ^ self._flip
+        rows = self._rows[torch.searchsorted(self._keys, keys)]
+        known = (rows[..., 0] == keys) & (tails >= 0)
+        first, sizes, totals = (rows[..., 1:] * known[..., None]).unbind(-1)
+        tokens, counts = self._entries[first[..., None] + self._each].unbind(-1)
+        return Followers(totals, tokens, counts, self._each < sizes[..., None])
 
 
-class TextTensors(NamedTuple):
-    """The text at hand on the device, with room behind it."""
+class TextTensors:
+    """The text at hand on the device, with room behind it. Written in place: a graph holds its addresses."""
 
-    tokens: Int[Tensor, " places"]
-    """-2 behind the text."""
-    where: Int[Tensor, " vocab"]
-    """Where each token first stands; as many as there are places: nowhere."""
+    def __init__(self, places: int, vocab: int, device: torch.device) -> None:
+        self.tokens = torch.full((places,), -2, device=device)
+        """-2 behind the text."""
+        self.where = torch.full((vocab,), _NEVER, device=device)
+        """Where each token first stands; `_NEVER`: nowhere."""
 
-    @classmethod
-    def of(cls, text: list[int], room: int, device: torch.device) -> "TextTensors":
-        """`room`: for so many more tokens at least."""
-        places = max(_LEAST_PLACES, 2 ** (len(text) + room).bit_length())
-        tokens, where = np.full(places, -2), np.full(max(_LEAST_VOCAB, 2 ** max(text, default=0).bit_length()), places)
-        tokens[: len(text)] = text
-        known, first = np.unique(np.array(text, dtype=np.int64), return_index=True)
-        where[known] = first
-        return cls(send(tokens, device), send(where, device))
+    def fits(self, length: int, most: int) -> bool:
+        """Whether so many tokens have places, the greatest one too."""
+        return length <= len(self.tokens) and most < len(self.where)
 
-    def holds(self, new: list[int], room: int, length: int) -> bool:
-        """Whether there are places for `room` more tokens behind the text, and for each of these in the vocabulary."""
-        return length + room <= len(self.tokens) and max(new, default=0) < len(self.where)
+    def fill(self, text: Int[np.ndarray, " text"]) -> None:
+        """Have this text in the place of another one."""
+        self.tokens.fill_(-2)
+        self.where.fill_(_NEVER)
+        if len(text):
+            self.add(send(text, self.tokens.device), torch.zeros((), dtype=torch.long, device=self.tokens.device))
 
     def add(self, tokens: Int[Tensor, " new"], begin: Int[Tensor, ""]) -> None:
-        """Write more tokens in place; -2: none."""
+        """Write more tokens; -2: none."""
         places = begin + torch.arange(len(tokens), device=tokens.device)
         self.tokens.index_copy_(0, places, tokens)
-        places = torch.where(tokens < 0, len(self.tokens), places)
+        places = torch.where(tokens < 0, _NEVER, places)
         self.where.scatter_reduce_(0, tokens.clamp(min=0), places, "amin")
-
-    def matches(self, tails: Int[Tensor, "tails order"]) -> Iterator[Bool[Tensor, "tails places"]]:
-        """Which places follow the last 1, 2, ... tokens of each tail."""
-        found, before = self.tokens.expand(len(tails), -1) >= 0, self.tokens
-        for column in range(tails.shape[1] - 1, -1, -1):
-            before = torch.constant_pad_nd(before[:-1], (1, 0), -2)
-            found = found & (before == tails[:, column, None])
-            yield found
 
 
 class Tabled(TensorDrafter):
@@ -111,12 +115,16 @@ class Tabled(TensorDrafter):
         """`whole`: all tokens of a tail are named, not only as many as a tree may have."""
         super().__init__(drafter, 0)
         self._whole = whole
-        self._text: TextTensors
+        self._text: TextTensors | None = None
+        self._beta: Tensor
         self._counts: object = None
         """The host's counts of the text that is on the device: another text has others."""
         self._known = 0
         """How many tokens of the text are there."""
         self._store: StoreTensors | None = None
+
+    def held(self) -> tuple[Any, ...]:
+        return self._text, self._store
 
     def sends(self, layers: int) -> int:
         return 1 + self.drafter.order + layers + 1
@@ -124,12 +132,21 @@ class Tabled(TensorDrafter):
     def sent(self, context: list[int], layers: int, device: torch.device) -> Int[np.ndarray, " numbers"]:
         """How many tokens are there already, the root's tail, the tokens that are new."""
         drafter, order, room = self.drafter, self.drafter.order, layers + 1
-        if self._store is None and isinstance(drafter, StoreDrafter) and len(drafter.store.arrays[0]):
-            self._store = StoreTensors(drafter.store, device)
+        vocab = _LEAST_VOCAB
+        if isinstance(drafter, StoreDrafter) and len(drafter.store.arrays[0]):
+            vocab = max(vocab, drafter.store.vocab)
+            if self._store is None:
+                self._store = StoreTensors(drafter.store, device)
         whole = context if drafter.weight else []
-        new = whole[self._known :]
-        if self._counts is not drafter.text.counts or len(new) > room or not self._text.holds(new, room, self._known):
-            self._text, self._counts = TextTensors.of(whole, room, device), drafter.text.counts
+        new, text, same = whole[self._known :], self._text, self._counts is drafter.text.counts
+        if text is None or not text.fits(len(whole) + room, max(new if same else whole, default=0)):
+            most = max(vocab, 2 ** max(whole, default=0).bit_length())
+            places = max(_LEAST_PLACES, 2 ** (len(whole) + room).bit_length())
+            text, same = TextTensors(places, most, device), False
+            self._beta = send(np.array(drafter.beta[::-1]), device)
+        if not same or len(new) > room:
+            text.fill(np.array(whole, dtype=np.int64))
+            self._text, self._counts = text, drafter.text.counts
             new, self._known = [], len(whole)
         numbers = np.full(self.sends(layers), -2)
         numbers[0], tail = self._known, context[-order:]
@@ -139,9 +156,19 @@ class Tabled(TensorDrafter):
         return numbers
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
-        order = self.drafter.order
-        self._text.add(behind.more[1 + order :], behind.more[0])
+        order, text, device = self.drafter.order, self._text, behind.more.device
+        assert text is not None
+        text.add(behind.more[1 + order :], behind.more[0])
         self._tails, self._nodes = behind.more[1 : 1 + order][None], behind.nodes
+        # A table that does not look at the text looks at no place of it.
+        self._tokens, self._where = text.tokens[: behind.keys if self.drafter.weight else 0], text.where
+        places = torch.arange(len(self._tokens), device=device)
+        self._first = torch.where(self._tokens < 0, places, self._where[self._tokens.clamp(min=0)])
+        self._late, self._lengths = places + _LATE, torch.arange(order, 0, -1, device=device)
+        before = places - torch.arange(1, order + 1, device=device)[:, None]
+        before = torch.where(before < 0, -2, self._tokens[before.clamp(min=0)])
+        self._before = torch.where(self._tokens < 0, -3, before)
+        """Of each place the last 1, 2, ... tokens before it; no token where none stands there."""
         return self._look_up()
 
     def below(
@@ -170,47 +197,53 @@ class Tabled(TensorDrafter):
 
         Sums are the host's, addend after addend: of one kind of match and one length, each token has one at most.
         """
-        tails, text, weight = self._tails, self._text, self.drafter.weight
-        matches = list(text.matches(tails))
-        rows = [] if self._store is None else list(self._store.rows(tails))
-        columns, names = self._columns(rows[::-1])
-        probs = torch.zeros(names.shape, dtype=torch.float64, device=names.device)
-        ranks, share = torch.full_like(names, _NEVER), torch.ones_like(probs[:, 0])
-        own, each = (torch.arange(size, device=names.device) for size in (len(text.tokens), FOLLOWERS))
-        first = torch.where(text.tokens < 0, own, text.where[text.tokens.clamp(min=0)]).expand_as(matches[0])
-        for place, length in enumerate(range(len(matches), 0, -1)):
-            match, beta = matches[length - 1], self.drafter.beta[length - 1]
-            evidence = weight * match.sum(1, dtype=torch.float64)
-            if rows:
-                evidence = evidence + rows[length - 1].totals
-            some = (evidence > 0) & (share > 0)
-            scale = torch.where(some, share / (evidence + beta), 0.0)[:, None]
-            if rows:
-                _, _, counts, there = rows[length - 1]
-                worth = counts * scale
-                there = there & ((worth >= LEAST) | ~there).cumprod(1).bool()  # the most frequent ones first
-                probs.scatter_add_(1, columns[place], torch.where(there, worth, 0.0))
-                rank = torch.where(there, 2 * place * _LATE + each, _NEVER)
-                ranks.scatter_reduce_(1, columns[place], rank, "amin")
-            seen = torch.zeros_like(probs).scatter_add_(1, first, match.double())
-            probs = probs + weight * seen * scale
-            rank = torch.where(match & some[:, None], (2 * place + 1) * _LATE + own, _NEVER)
-            ranks.scatter_reduce_(1, first, rank, "amin")
-            share = torch.where(some, beta * scale[:, 0], share)
-            share = torch.where(share < LEAST, 0.0, share)
-        return probs, ranks, names
+        tails, weight, kinds = self._tails, self.drafter.weight, 1 if self._store is None else 2
+        (count, order), places, device = tails.shape, len(self._tokens), tails.device
+        # How many of a tail's last tokens stand before each place; and which places a match of each length has.
+        length = (tails.flip(1)[:, :, None] == self._before).cumprod(1).sum(1)
+        matched = (length[:, None] >= self._lengths[:, None]).double()
+        evidence, names = weight * matched.sum(2), [self._tokens.expand(count, -1)]
+        if self._store is not None:
+            totals, tokens, counts, there = self._store.read(tails)
+            evidence = evidence + totals
+            names.append(tokens.flatten(1))
+        names.append(torch.full_like(tails[:, :1], -1))  # a column for what is not there
+        scale, named = self._scale(evidence), torch.cat(names, 1)
+        addends = torch.zeros(count, order, kinds, named.shape[1], dtype=torch.float64, device=device)
+        seen = addends[:, :, -1, :places].scatter_add_(2, self._first.expand(count, order, -1), matched)
+        seen.mul_(weight).mul_(scale[..., None])
+        ranks, at = torch.full_like(named, _NEVER), order - length
+        counted = torch.constant_pad_nd(scale, (0, 1)).gather(1, at) > 0
+        rank = torch.where(counted, at * (2 * _LATE) + self._late, _NEVER)
+        ranks.scatter_reduce_(1, self._first.expand(count, -1), rank, "amin")
+        if self._store is not None:
+            columns, worth = self._columns(tokens, there), counts * scale[..., None]
+            there = there & (worth.cummin(2).values >= LEAST)  # the most frequent ones first
+            addends[:, :, 0].scatter_add_(2, columns, torch.where(there, worth, 0.0))
+            rank = torch.where(there, self._store.ranks, _NEVER).flatten(1)
+            ranks.scatter_reduce_(1, columns.flatten(1), rank, "amin")
+        return addends.flatten(1, 2).cumsum(1)[:, -1], ranks, named
 
-    def _columns(self, rows: list[Followers]) -> tuple[list[Int[Tensor, "tails followers"]], Int[Tensor, "tails all"]]:
-        """In which column each row's followers are, and the tokens of all columns; the last one is nobody's."""
-        text, tails = self._text, self._tails
-        names, places = text.tokens.expand(len(tails), -1), len(text.tokens)
-        nobody = torch.full_like(tails[:, :1], -1)
-        if not rows:
-            return [], torch.cat([names, nobody], 1)
-        tokens, there = (torch.cat([row[part] for row in rows], 1) for part in (1, 3))
-        same = (tokens[:, :, None] == tokens[:, None, :]) & there[:, None, :]
-        slots = torch.arange(tokens.shape[1], device=tails.device)
-        columns = places + torch.where(same, slots, len(slots)).amin(2)
-        stands = torch.where(tokens < len(text.where), text.where[tokens.clamp(max=len(text.where) - 1)], places)
-        columns = torch.where(there & (stands < places), stands, columns)
-        return list(columns.split(FOLLOWERS, 1)), torch.cat([names, tokens, nobody], 1)
+    def _scale(self, evidence: Float[Tensor, "tails order"]) -> Float[Tensor, "tails order"]:
+        """By what a match's counts are multiplied; 0: by nothing that was seen, or the longer matches leave too little.
+
+        Divided and multiplied one after the other, as the host rounds.
+        """
+        some = (evidence > 0).unbind(1)
+        parts = torch.where(evidence > 0, evidence + self._beta, torch.inf).unbind(1)
+        share, scales = torch.ones_like(evidence[:, 0]), []
+        for beta, known, part in zip(reversed(self.drafter.beta), some, parts, strict=True):
+            scales.append(share / part)
+            share = torch.where(known, threshold(scales[-1] * beta, _LITTLE, 0.0), share)
+        return torch.stack(scales, 1)
+
+    def _columns(
+        self, tokens: Int[Tensor, "tails order followers"], there: Bool[Tensor, "tails order followers"]
+    ) -> Int[Tensor, "tails order followers"]:
+        """In which column each follower is: where the text first has it, or the longest match that does."""
+        known, places = tokens.flatten(1), len(self._tokens)
+        same = (known[:, :, None] == known[:, None, :]) & there.flatten(1)[:, None, :]
+        own = torch.arange(places, places + known.shape[1], device=tokens.device)
+        columns = torch.where(same, own, places + known.shape[1]).amin(2)
+        stands = self._where[known]
+        return torch.where(stands < places, stands, columns).view_as(tokens)

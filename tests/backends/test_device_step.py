@@ -221,7 +221,7 @@ def test_the_cache_grows_in_the_middle_of_a_text(drafter):
     compare(Decoder(target, made, OPT), prompt(220), 60)
 
 
-@pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3"])
+@pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3", "dspark"])
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
 def test_a_text_that_ends_at_a_token(drafter, sampling):
     """Also where the end is a node of the path, and where it is drafted and not reached."""

@@ -18,8 +18,8 @@ from opt_tree.methods.drafters.heads.block_files import (
     law_of,
     read_block_file,
 )
-from opt_tree.methods.drafters.heads.block_network import block_network
-from opt_tree.methods.drafters.heads.blocks import Block, BlockDrafter, RawEmbedding, Scores
+from opt_tree.methods.drafters.heads.block_network import RawEmbedding, Scores, block_network
+from opt_tree.methods.drafters.heads.blocks import Block, BlockDrafter
 from opt_tree.methods.drafters.heads.eagle import LAST
 from opt_tree.methods.drafters.heads.eagle3_files import NAMED
 from opt_tree.methods.drafters.heads.eagle_head import take_biases

@@ -1,8 +1,9 @@
 """The network that block drafters share: layers over [anchor, mask, mask, ...] that read the target's hidden states.
 
-Owns which rows see which (`Sight`), DFlash 2's convolutions, and a forward over many blocks of a text. Layers, rotary
-positions and norms are transformers' own (`MuseGlimmerAssistantModel`); files of other layouts are given its names. A
-context row is what `encoder` makes of the target's states of one token before the anchor; no block row is ever one.
+Owns what rows begin as and are read by, which rows see which (`Sight`), DFlash 2's convolutions, and a forward over
+many blocks of a text. Layers, rotary positions and norms are transformers' own (`MuseGlimmerAssistantModel`); files of
+other layouts are given its names. A context row is what `encoder` makes of the target's states of one token before the
+anchor; no block row is ever one.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantDecoderLayer
+
+from opt_tree.models.output_scaling import Scaling
+from opt_tree.models.quantised_layers import home_of
 
 
 class Sight(NamedTuple):
@@ -25,25 +29,32 @@ class Sight(NamedTuple):
     from_anchor: bool = False
     """Whether the window is counted from the anchor, which is one row more, and hides no row of the block."""
 
+    @property
+    def open(self) -> bool:
+        """Whether every row sees all."""
+        return self == Sight()
+
     def mask(self, anchors: Int[Tensor, "texts anchors"], size: int, length: int) -> Bool[Tensor, "texts 1 rows keys"]:
         """Return what blocks of `size` rows behind these anchors see of `length` context rows and of all their rows."""
         places = torch.arange(size, device=anchors.device)
-        distance = anchors[..., None, None] - torch.arange(length, device=anchors.device)
-        seen = (distance > 0).expand(-1, -1, size, -1)
-        inside = torch.ones(size, size, dtype=torch.bool, device=anchors.device)
-        if self.window is not None:
-            far = distance - 1 if self.from_anchor else distance + places[:, None]
-            seen = seen & (far < self.window)
-            if not self.from_anchor:
-                inside &= (places[:, None] - places).abs() < self.window
-        if self.causal:
-            inside = inside.tril()
+        ahead = torch.arange(length, device=anchors.device) - anchors[..., None, None]
+        seen, inside = (ahead < 0) & self.sees(places[:, None], ahead), self.sees(places[:, None], places)
         own = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device)[:, None, :, None] & inside[:, None]
         return torch.cat([seen.flatten(1, 2), own.flatten(2).flatten(0, 1).expand(len(anchors), -1, -1)], -1)[:, None]
+
+    def sees(self, place: Int[Tensor, "rows 1"], ahead: Int[Tensor, "*many keys"]) -> Bool[Tensor, "*other rows keys"]:
+        """Whether the row at a place of a block sees keys that are so far behind its anchor; below 0: before it."""
+        back = place - ahead
+        seen = back >= 0 if self.causal else torch.ones_like(back, dtype=torch.bool)
+        if self.window is not None:
+            seen = seen & ((-1 - ahead if self.from_anchor else back.abs()) < self.window)
+        return seen
 
 
 Sights = Mapping[str, Sight]
 """By the kind of layer, "full_attention" or "sliding_attention"."""
+Masks = Mapping[str, Bool[Tensor, "texts 1 rows keys"] | None]
+"""By the kind of layer, too; None: every row sees all."""
 OPEN: Sights = {"full_attention": Sight()}
 """As the paper has it: every row sees all."""
 
@@ -51,6 +62,27 @@ OPEN: Sights = {"full_attention": Sight()}
 def two_sided(window: int) -> Sights:
     """Return what rows see in transformers' layers: in sliding ones all that is at most `window` rows away."""
     return {**OPEN, "sliding_attention": Sight(window=window + 1)}
+
+
+class Scores(NamedTuple):
+    """An output layer and what is made of its numbers."""
+
+    layer: Any
+    scaling: Scaling
+
+    def __call__(self, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows columns"]:
+        return self.scaling(self.layer(states.to(*home_of(self.layer))))
+
+
+class RawEmbedding(NamedTuple):
+    """An embedding's rows times a factor, whatever its model makes of them."""
+
+    layer: Any
+    factor: float = 1.0
+
+    def __call__(self, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows hidden"]:
+        rows = nn.Embedding.forward(self.layer, tokens.to(self.layer.weight.device))
+        return rows if self.factor == 1 else rows * self.factor
 
 
 class DynamicConvolution(nn.Module):

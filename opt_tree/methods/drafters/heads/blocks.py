@@ -10,53 +10,32 @@ sharpens the laws, as it does for every drafter.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from transformers import DynamicCache
+from torch import Tensor
 
 from opt_tree.answers import LogProbs
 from opt_tree.backend import cache_argument
+from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.drafter import Drafter
 from opt_tree.methods.drafters.heads.block_laws import Below, BlockLaw, Place
-from opt_tree.methods.drafters.heads.block_network import Sight, Sights, run_blocks, two_sided
+from opt_tree.methods.drafters.heads.block_network import Masks, RawEmbedding, Scores, Sights, run_blocks, two_sided
 from opt_tree.methods.drafters.heads.eagle import ends_at_positions, warn_beyond
 from opt_tree.methods.drafters.heads.families import DFLASH
 from opt_tree.methods.drafters.heads.layer_probe import Probed, States
 from opt_tree.methods.drafters.heads.one_pass import OnePass
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.models.output_scaling import Scaling, scaling_of
+from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.positions import positions_of
-from opt_tree.models.quantised_layers import home_of, rows_of
+from opt_tree.models.quantised_layers import rows_of
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 from opt_tree.tree import send
-
-
-class Scores(NamedTuple):
-    """An output layer and what is made of its numbers."""
-
-    layer: Any
-    scaling: Scaling
-
-    def __call__(self, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows columns"]:
-        return self.scaling(self.layer(states.to(*home_of(self.layer))))
-
-
-class RawEmbedding(NamedTuple):
-    """An embedding's rows times a factor, whatever its model makes of them."""
-
-    layer: Any
-    factor: float = 1.0
-
-    def __call__(self, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows hidden"]:
-        rows = nn.Embedding.forward(self.layer, tokens.to(self.layer.weight.device))
-        return rows if self.factor == 1 else rows * self.factor
 
 
 @dataclass
@@ -102,7 +81,7 @@ class BlockDrafter(OnePass):
         self.rows, self.features = int(config.block_size), tuple(dict.fromkeys(block.layers))
         self.tokens = None if block.tokens is None else block.tokens.cpu()
         sights = block.sights or two_sided(config.sliding_window)
-        self._sights = {kind: sights[kind] for kind in sorted({*config.layer_types})}
+        self.sights = {kind: sights[kind] for kind in sorted({*config.layer_types})}
         output: Any = target.model.get_output_embeddings()
         self._scores = block.scores or Scores(
             output if block.tokens is None else rows_of(output, block.tokens), scaling_of(target.model)
@@ -114,32 +93,41 @@ class BlockDrafter(OnePass):
         self._states = self._unary = torch.zeros(0, 0)
         self.carried: Tensor = torch.zeros(0, 0)
         """What the nodes above some parents carry for a law that reads the path, by draft row."""
+        attention, kept = block.model.layers[0].self_attn, (block.model.dtype, block.model.device)
+        size = attention.num_key_value_heads, attention.head_dim, attention.head_dim
+        self.cache = KVCache([LayerShape(*size, *kept)] * len(block.model.layers))
+        """A row for each token that it has taken in."""
         self.trained = positions_of(config)
         if ends_at_positions(config):
             self.max_context = min(self.max_context, self.trained - self.rows)
-        self._begin(self._nothing())
+        self._begin(None)
         _check(self, target)
 
-    def _nothing(self) -> Float[Tensor, "0 wide"]:
-        return torch.zeros(0, len(self.block.layers) * self.target.hidden).to(self.model.device, self.model.dtype)
-
-    def _begin(self, waiting: Float[Tensor, "tokens wide"]) -> None:
-        self._waiting, self._cache = waiting, DynamicCache()
+    def _begin(self, prefill: Output | None) -> None:
+        nothing = torch.zeros(0, len(self.block.layers) * self.target.hidden).to(self.model.device, self.model.dtype)
+        self.waiting = nothing if prefill is None else self._inputs(prefill.features)
+        """What the target said of the tokens that came since its last forward."""
+        self.cache.reset()
 
     def _inputs(self, features: Mapping[int, Float[Tensor, "*tokens hidden"]]) -> Float[Tensor, "*tokens wide"]:
         return torch.cat([features[layer].to(self.model.device, self.model.dtype) for layer in self.block.layers], -1)
 
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
         Drafter.begin(self, prompt, kept, prefill, sampling)  # the last feature alone is read by others
-        self._begin(self._nothing() if prefill is None else self._inputs(prefill.features))
+        self._begin(prefill)
 
     def embed(self, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows hidden"]:
         """Return the embeddings that its rows begin as."""
         return self._embed(tokens).to(self.model.device, self.model.dtype)
 
+    @inference
     def laws(self, root: Int[Tensor, " 1"], length: int) -> Float[Tensor, "depths columns"]:
-        """Return what the block says of each depth, whatever the tokens above; begin what a law of these reads."""
-        states, first = self.states(root, length), self.block.first
+        """Return what the block says of each depth, whatever the tokens above."""
+        return self.scores(self.states(root, length), root)
+
+    def scores(self, states: Float[Tensor, "block hidden"], root: Int[Tensor, " 1"]) -> Float[Tensor, "depths columns"]:
+        """Return what the states of a block say of each depth; begin what a law of parents or paths reads."""
+        first = self.block.first
         self._states, self._unary = states[first:], self._scores(states[first:])
         if self.block.law is not None:
             self._root, self.carried = root, self.block.law.start(states[:first], root)
@@ -158,6 +146,7 @@ class BlockDrafter(OnePass):
             carried = self.carried.expand(len(frontier.tokens), -1)
         return self._say(int(frontier.depths[0]) + 1, send(frontier.tokens, self.model.device), carried)
 
+    @inference
     def _say(self, depth: int, parents: Int[Tensor, " parents"], carried: Float[Tensor, "parents width"]) -> LogProbs:
         """Return what is said of children at a depth; what they read of the path is kept by draft row."""
         below = self.below(depth, parents, carried)
@@ -176,25 +165,36 @@ class BlockDrafter(OnePass):
     def states(self, root: Int[Tensor, " 1"], length: int) -> Float[Tensor, "block hidden"]:
         """Run the states that came since the last forward, and the block behind `length` tokens; return the block's."""
         warn_beyond(self, length)
-        count, anchor, device = len(self._waiting), length - 1, self.model.device
-        places = torch.arange(anchor - count, anchor + self.rows, device=device)
-        anchors = torch.full((1, 1), anchor, device=device)
-        states = self.model(
+        anchor = length - 1
+        places = torch.arange(anchor - len(self.waiting), anchor + self.rows, device=self.model.device)
+        anchors, known = torch.full((1, 1), anchor, device=self.model.device), self.sights.items()
+        masks = {kind: None if one.open else one.mask(anchors, self.rows, anchor) for kind, one in known}
+        self.cache.open(len(places))
+        states = self.fill_in(root, self.waiting, places, masks)
+        self.took_in()
+        return states
+
+    def fill_in(
+        self, root: Int[Tensor, " 1"], waiting: Float[Tensor, "tokens wide"], places: Int[Tensor, " both"], masks: Masks
+    ) -> Float[Tensor, "block hidden"]:
+        """Run the block behind rows that were waiting, over a cache that is open for both; return its states."""
+        return self.model(
             noise_embeds=self.embed(torch.cat([root.to(self._masks.device), self._masks])[None]),
-            context_hidden_states=self._waiting[None],
+            context_hidden_states=waiting[None],
             position_ids=places[None],
-            **{cache_argument(type(self.model)): self._cache},
-            attention_mask={
-                kind: None if sight == Sight() else sight.mask(anchors, self.rows, anchor)
-                for kind, sight in self._sights.items()
-            },
-        ).last_hidden_state
-        self._cache.crop(-self.rows)
-        self._waiting = self._waiting[:0]
-        return states[0]
+            **{cache_argument(type(self.model)): self.cache},
+            attention_mask=masks,
+        ).last_hidden_state[0]
+
+    def took_in(self) -> None:
+        """Note that what was waiting is in the cache, and the block behind it is not to stay."""
+        self.cache.truncate(self.cache.length)
+        self.cache.open(len(self.waiting))
+        self.cache.commit(list(range(len(self.waiting))))
+        self.waiting = self.waiting[:0]
 
     def accept(self, outcome: Outcome) -> None:
-        self._waiting = torch.cat([self._waiting, self._inputs(outcome.features)])
+        self.waiting = torch.cat([self.waiting, self._inputs(outcome.features)])
 
     def best(
         self, layers: tuple[int, ...], row: int, ids: Int[Tensor, "1 tokens"], states: States
@@ -208,7 +208,7 @@ class BlockDrafter(OnePass):
         block = torch.full((*anchors.shape, self.rows), int(self.model.config.mask_token_id), device=device)
         block[..., 0] = ids.to(device).gather(1, anchors)
         context = torch.cat([states[layer].to(device, self.model.dtype) for layer in layers], -1)
-        found = run_blocks(self.model, self.embed(block), context, anchors, self._sights)[0]
+        found = run_blocks(self.model, self.embed(block), context, anchors, self.sights)[0]
         best = self._scores(found[:, row])
         if (law := self.block.law) is not None:
             roots = block[0, :, :1]

@@ -49,7 +49,8 @@ class OnePass(Drafter):
         check_whole(target, "a drafter that reads the target's output layer at every depth")
         self.target, self.max_context = target, target.max_context
         self._scaling = scaling_of(target.model)
-        self._feature = torch.zeros(1, target.hidden, dtype=target.dtype, device=target.device)
+        self.feature = torch.zeros(1, target.hidden, dtype=target.dtype, device=target.device)
+        """The target's, of the last token before the root."""
         self.answers = LogProbs(torch.zeros(0, target.vocab))
         """Of this step, a row a depth."""
         self._done = Work()
@@ -69,7 +70,7 @@ class OnePass(Drafter):
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
         super().begin(prompt, kept, prefill, sampling)
         # A one-token prompt has no earlier feature: its heads read zeros.
-        self._feature = torch.zeros_like(self._feature) if prefill is None else prefill.features[LAST][-1:].clone()
+        self.feature = torch.zeros_like(self.feature) if prefill is None else prefill.features[LAST][-1:].clone()
 
     def root(self, context: list[int]) -> Asked:
         return self.answer(self.run(send(np.array(context[-1:]), self.target.device), len(context)))
@@ -78,8 +79,12 @@ class OnePass(Drafter):
         """Return `laws`, and count what they cost."""
         begin = time.perf_counter()
         scores = self.laws(root, length)
-        self._done += Work(1, self.rows, time.perf_counter() - begin)
+        self.ran(time.perf_counter() - begin)
         return scores
+
+    def ran(self, seconds: float) -> None:
+        """Count one forward."""
+        self._done += Work(1, self.rows, seconds)
 
     def answer(self, scores: Float[Tensor, "depths columns"]) -> LogProbs:
         """Take the scores of all depths; return the answer of the first."""
@@ -98,7 +103,7 @@ class OnePass(Drafter):
         return LogProbs(values[depth : depth + 1].expand(nodes, -1), self.tokens)
 
     def accept(self, outcome: Outcome) -> None:
-        self._feature = outcome.features[LAST][-1:].clone()
+        self.feature = outcome.features[LAST][-1:].clone()
 
     @property
     def work(self) -> Work:
@@ -150,7 +155,7 @@ class MedusaDrafter(OnePass):
         return len(prompt)  # the one feature that it reads is among what is new
 
     def laws(self, root: Int[Tensor, " 1"], length: int) -> Float[Tensor, "depths vocab"]:
-        states = self.heads(self._feature.to(next(self.heads.parameters()).dtype))[:, 0]
+        states = self.heads(self.feature.to(next(self.heads.parameters()).dtype))[:, 0]
         return states if states.shape[1] == self.target.vocab else self.logits_of(states)
 
     def describe(self) -> str:
