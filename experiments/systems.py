@@ -139,7 +139,7 @@ def run(options: Options) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Texts:
-    """What is decoded, each prompt with a seed of its own."""
+    """What is decoded."""
 
     pair: Pair
     prompts: Sequence[list[int]]
@@ -147,18 +147,18 @@ class Texts:
     """New tokens, at most."""
     temperature: float
 
-    def answer(self, decoder: Decoder, number: int) -> Generation:
-        sampling = Sampling(self.temperature)
-        return decoder.generate(self.prompts[number], self.length, sampling, self.pair.stop, seed=number)
-
     def answers(self, decoder: Decoder) -> list[Generation]:
-        """Decode all prompts; a drafter begins anew."""
+        """Decode all prompts, each with a seed of its own; a drafter begins anew."""
         if decoder.drafter is not None:
             decoder.drafter.clear()
-        return [self.answer(decoder, number) for number in tqdm(range(len(self.prompts)), leave=False, disable=None)]
+        sampling = Sampling(self.temperature)
+        return [
+            decoder.generate(prompt, self.length, sampling, self.pair.stop, seed=seed)
+            for seed, prompt in enumerate(tqdm(self.prompts, leave=False, disable=None))
+        ]
 
     def clock(self, decoders: Mapping[str, Decoder], rounds: int) -> Timings:
-        """The time that every method takes, in turn, so many times."""
+        """The time that every method takes, in turn, so many times, with one seed."""
         sampling = Sampling(self.temperature)
         methods = {name: InLoop(one, sampling, self.pair.stop, forget=True) for name, one in decoders.items()}
         return interleave(methods, self.prompts, self.length, rounds)

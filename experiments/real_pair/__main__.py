@@ -38,10 +38,9 @@ class Options:
     minutes: float = option(600.0, "no further text is drafted along after so many", least=0)
     json: bool = option(False, "print the figures as one JSON line, too")
 
-    @property
-    def steps(self) -> Path:
-        """Where the steps are kept: those of a trimmed draft model apart."""
-        return Path(self.output) / ("steps.jsonl" if self.trimmed is None else "steps.trimmed.jsonl")
+    def kept(self, name: str) -> Path:
+        """Where "steps" or "sampled" texts are kept: those of a trimmed draft model apart."""
+        return Path(self.output) / (f"{name}.jsonl" if self.trimmed is None else f"{name}.trimmed.jsonl")
 
     def __post_init__(self) -> None:
         check_bounds(self)

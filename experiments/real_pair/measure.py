@@ -181,8 +181,8 @@ def measure(options: Options, folder: Path) -> dict[str, Any] | None:
         if not ways:
             raise ValueError(f"--only {options.only}: no policy's name begins so")
     print(f"{counted(len(others), 'text')}, {len(ways)} policies; {len(for_fit)} for the fit")
-    draft_along(drafter, others, ways, options.steps, options)
-    have = {(line["set"], line["id"]) for line in lines(folder / "sampled.jsonl")}
+    draft_along(drafter, others, ways, options.kept("steps"), options)
+    have = {(line["set"], line["id"]) for line in lines(options.kept("sampled"))}
     drawn = [one for one in others[: options.sampled] if (one["set"], one["id"]) not in have]
     if not options.check and not drawn:
         return None
@@ -190,10 +190,10 @@ def measure(options: Options, folder: Path) -> dict[str, Any] | None:
     for line in sampled.decoded(
         models, [(one["set"], one["id"], stored(one)) for one in drawn], options.max_new_tokens
     ):
-        append(folder / "sampled.jsonl", line)
+        append(options.kept("sampled"), line)
     if not options.check:
         return None
-    along = {(one.set, one.id): one for one in Along.all_of(lines(options.steps))}
+    along = {(one.set, one.id): one for one in Along.all_of(lines(options.kept("steps")))}
     there = [(stored(one), along[one["set"], one["id"]]) for one in others if (one["set"], one["id"]) in along]
     shortest = sorted(there, key=lambda one: len(one[0].tokens))[: options.check]
     return decoded(models, shortest, ways)
@@ -204,11 +204,11 @@ def run(options: Options) -> dict[str, Any]:
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     checked = measure(options, folder)
-    texts = Along.all_of(lines(options.steps))
+    texts = Along.all_of(lines(options.kept("steps")))
     if not texts:
-        raise ValueError(f"nothing was drafted in {options.minutes:g} minutes: {options.steps} is empty")
+        raise ValueError(f"nothing was drafted in {options.minutes:g} minutes: {options.kept('steps')} is empty")
     found = all_tables(texts)
-    if drawn := list(lines(folder / "sampled.jsonl")):
+    if drawn := list(lines(options.kept("sampled"))):
         found.append(sampled.sampled_table(drawn))
     for one in found:
         print(f"\n{one['title']}")
