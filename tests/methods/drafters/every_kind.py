@@ -21,6 +21,7 @@ from opt_tree.drafter import Drafter
 from opt_tree.methods.drafters.combined.copying import Copying
 from opt_tree.methods.drafters.combined.grafted import Grafted
 from opt_tree.methods.drafters.combined.rasd import Rasd
+from opt_tree.methods.drafters.combined.recent import Recent
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
 from opt_tree.methods.drafters.heads.early_exit import EarlyExit
@@ -75,6 +76,7 @@ MAKERS: dict[str, Make] = {
     "graft": lambda target: Grafted(head(target), NGramDrafter(), 2),
     "copy": lambda target: Copying(head(target)),
     "rasd": lambda target: Rasd(small(), NGramDrafter()),
+    "recent": lambda target: Recent(small().calibrated(0.7), 6),
 }
 """One of each kind, by its name; behind a comma, what is particular."""
 OWN_TEST = {"mtp"}
