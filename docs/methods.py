@@ -136,6 +136,7 @@ READ = {
     "2211.17192": "as the delayed trees' paper (2602.16994) has it",
     "2305.09781": "as the delayed trees' paper (2602.16994) has it",
     "2310.15141": "as the delayed trees' paper (2602.16994) has it",
+    "2309.17453": "abstract, the code of its cache",
     "2311.08252": "whole text, code",
     "2401.10774": "whole text, code",
     "2401.15077": "code",
@@ -191,6 +192,7 @@ DIFFERS = {
     "predicted": "the width, the penalty and a LayerNorm on what goes in are ours: the paper does not say them",
     "rasd": "the pruning is a report's, the sizes are EAGLE-2's and REST's; as a drafter under another policy, that "
     "policy picks from both trees",
+    "recent": "a prompt is cut once, and what follows is all read; the paper cuts again as the text grows",
     "rheo": "recursive rejection, where the paper has optimal transport",
     "ngram": "code; counts all matches, where the code copies what followed the longest one",
     "sequoia": "its nodes and layers are given, where the paper searches for them by measuring the hardware",

@@ -150,7 +150,7 @@ KNOWN: dict[str, Known] = {
         ),
         parameters=1_777_088_000,
         shape={"hidden_size": 1536, "num_hidden_layers": 28, "vocab_size": 151936},
-        drafters=("trimmed:qwen2.5-coder-0.5b", "lm:qwen2.5-coder-0.5b", "ngram"),
+        drafters=("recent:128:trimmed:qwen2.5-coder-0.5b", "lm:qwen2.5-coder-0.5b", "ngram"),
         nodes=8,
         threshold=0.2,
         quantised=(4, 0.5),

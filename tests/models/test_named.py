@@ -459,7 +459,7 @@ def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_loaded(file, mo
 
 
 def test_the_coder_brings_the_small_one_as_its_draft_model():
-    assert drafter_of("qwen2.5-coder-1.5b") == "trimmed:qwen2.5-coder-0.5b"
+    assert drafter_of("qwen2.5-coder-1.5b") == "recent:128:trimmed:qwen2.5-coder-0.5b"
     assert drafter_of("qwen2.5-coder-0.5b") == "ngram"
     for name, count in (("qwen2.5-coder-0.5b", 6), ("qwen2.5-coder-1.5b", 22)):
         packaged = KNOWN[name].packaged

@@ -98,7 +98,7 @@ def test_the_package_trims_the_draft_model_of_the_real_pair():
     folder = resolve("qwen2.5-coder-0.5b", "trimmed")
     assert trimmed_model(folder) == "qwen2.5-coder-0.5b"
     kept = read_vocabulary(folder, KNOWN["qwen2.5-coder-0.5b"].shape["vocab_size"])
-    assert len(kept) == 24576 and drafter_of("qwen2.5-coder-1.5b") == "trimmed:qwen2.5-coder-0.5b"
+    assert len(kept) == 24576 and drafter_of("qwen2.5-coder-1.5b").endswith(":trimmed:qwen2.5-coder-0.5b")
 
 
 def test_an_eagle_head_is_trimmed_beside_its_weights(folder, tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 Owns what is left out. A prompt is read before the first token is written, and to a draft model that runs beside a
 quantised target this costs much of what its drafts gain. The first tokens stay, since attention rests on them
-(StreamingLLM, arXiv:2309.17453, section 3); positions are those of the text that is read, as there.
+(StreamingLLM, arXiv:2309.17453); positions are those of the text that is read.
 """
 
 from typing import Self
@@ -85,8 +85,6 @@ class Recent(DrafterAround):
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     tokens, _, spec = path.partition(":")
     if not tokens.isdigit() or not spec:
-        raise CheckpointError(
-            f"recent:TOKENS:SPEC names how many tokens of a prompt are read, and the model; got recent:{path}"
-        )
+        raise CheckpointError(f"recent:TOKENS:SPEC says how many tokens of a prompt a model reads; got recent:{path}")
     with refused(f"recent:{path}"):
         return Recent(load_drafter(spec, target, options), int(tokens))
