@@ -61,6 +61,10 @@ def test_a_text_that_goes_on_is_read_on_unless_much_of_it_is_new():
     other = small()
     begin(other, shown(text[:-2]) + text[-2:])
     assert answer.values.allclose(root_of(other, shown(text[:-2]) + text[-2:]).values, atol=1e-12)
+    begin(drafter, text)
+    before = drafter.work.tokens
+    root_of(drafter, text)
+    assert drafter.work.tokens - before == READ
 
 
 def test_a_conversation_is_the_same_with_its_rows_kept():
@@ -80,7 +84,7 @@ def test_it_drafts_behind_the_draft_model_s_own_end():
     assert not any(step.tree.nodes for step in decoder_of(drafter).generate(text, 6).steps)
     recent = Recent(drafter, READ)
     assert all(step.tree.nodes for step in decoder_of(recent).generate(text, 6).steps[:-1])
-    assert recent.room(len(text)) == 30 - READ
+    assert recent.room(len(text)) == 30 - READ and recent.max_context == 30 + len(text) - READ
 
 
 def test_its_calibration_is_its_drafter_s():

@@ -52,7 +52,7 @@ class Recent(DrafterAround):
             self._skipped = max(0, len(prompt) - self.most)
             text = self._shown(prompt)
         self._text, self.max_context = text, self.drafter.max_context + self._skipped
-        super().begin(list(text), min(kept, len(text)), prefill, sampling)
+        super().begin(text, min(kept, len(text)), prefill, sampling)
 
     def _shown(self, context: list[int]) -> list[int]:
         return context[:FIRST] + context[FIRST + self._skipped :]
