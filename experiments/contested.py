@@ -1,6 +1,6 @@
 """How often `khisti` accepts one of two drawn children, by how many tokens its linear programme settles.
 
-    python -m experiments.contested [--drafter eagle:demo] [--limit 6]
+    python -m experiments.contested [--drafter eagle:demo] [--limit 6] [--top-k 10]
 
 Questions are answered at temperature 1, and what target and drafter say at the nodes is kept. At each of them the
 probability that one of two independent children is accepted is computed exactly: by `khisti` at several sizes of its
@@ -21,6 +21,7 @@ class Options(Asked):
     limit: int = option(6, "this many questions at most", least=1)
     laws: int = option(60, "nodes that are looked at, drawn from all that were met", least=1)
     max_new_tokens: int = option(40, "of an answer, at most", least=1)
+    top_k: int = option(0, "target and drafter keep so many tokens, as in that paper's table 4; 0: all", least=0)
 
 
 main = main_of("experiments.contested", Options, __doc__, "experiments.contested:run")
@@ -62,8 +63,9 @@ def met(given: Material, options: Options) -> list[tuple[Probs, Probs]]:
         return walk_down(tree, logits, random, rule)
 
     decoder = Decoder(given.pair.target, given.pair.drafter, Sampled.chains(2, 4), watched)
+    sampling = Sampling(1.0, top_k=options.top_k)
     for number, prompt in enumerate(given.first_prompts()):
-        decoder.generate(prompt, options.max_new_tokens, Sampling(1.0), given.pair.stop, seed=number)
+        decoder.generate(prompt, options.max_new_tokens, sampling, given.pair.stop, seed=number)
     return laws
 
 
