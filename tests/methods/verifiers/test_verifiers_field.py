@@ -448,6 +448,18 @@ def test_the_examples_of_the_docstrings() -> None:
     assert acceptance("khisti", p, q, 2) == pytest.approx(0.84)
 
 
+@pytest.mark.parametrize(("verifier", "accepted"), [(block, 11 / 9), (naive, 10 / 9), (multi_round, 10 / 9)])
+def test_the_example_of_the_paper_of_block_verification(verifier: Verifier, accepted: float) -> None:
+    """Two tokens from q = (2/3, 1/3) for p = (1/3, 2/3): 11/9 are kept, token by token 10/9 (arXiv:2403.10444)."""
+    target, drafter = written_laws({(): (1 / 3, 2 / 3)}), written_laws({(): (2 / 3, 1 / 3)})
+    kept = 0.0
+    for path in itertools.product((0, 1), repeat=2):
+        tree = chain_of(drafter, path)
+        chance = np.prod([(2 / 3, 1 / 3)[token] for token in path])
+        kept += chance * (block_efficiency(tree, scored(tree, target, CONTEXT, T1).softmax(-1), verifier) - 1)
+    assert kept == pytest.approx(accepted)
+
+
 def test_which_of_several_paths_is_chosen_is_in_its_law() -> None:
     """The docstring's example; with a third path b is so likely that only 6 of 7 times it is accepted."""
     target, drafter = written_laws({(): (1 / 4, 3 / 4)}), written_laws({(): (1 / 2, 1 / 2)})
