@@ -180,19 +180,19 @@ DIFFERS = {
     "eesd_beta": "as `beta` and `exit`",
     "exit": "reads through the target's output layer, where by reports the paper's exit trains one of its own",
     "jetspec": "the paper's budget counts the root, and its layers are as many as a block drafts; here ten unless told",
-    "khisti": "all tokens are drawn from, where the paper keeps the 40 likeliest; of either the linear programme settles 5",
+    "khisti": "all tokens are drawn from, where the paper keeps the 40 likeliest; the programme settles 5 of either",
     "lm": "with another tokenizer TLI by bytes (2502.05202: abstract, others' reports, the code of transformers)",
     "medusa": "a rate is a child's whose parent was accepted, the paper's a head's at every place",
     "medusa:PATH": "the paper's heads have output layers of their own, and load; those trained here read through the "
     "target's; Medusa-2, which trains the target too, is not here",
-    "parallelspec": "what stands for a mask's feature is ours: by P-EAGLE's authors (2602.01469) the paper does not say",
+    "parallelspec": "what stands for a mask's feature is ours: by P-EAGLE's authors (2602.01469) the paper omits it",
     "parallelspec_eagle": "as `parallelspec`",
     "parallelspec_medusa": "as `parallelspec`: its head reads EAGLE's pairs, the paper's for Medusa was not read",
     "predicted": "the width, the penalty and a LayerNorm on what goes in are ours: the paper does not say them",
     "rasd": "the pruning is a report's, the sizes are EAGLE-2's and REST's; as a drafter under another policy, that "
     "policy picks from both trees",
-    "rheo": "grown and stopped as `opt` is, where the paper grows EAGLE-3's trees; draws from all tokens, the paper from the 128 "
-    "likeliest; one token stands before the draw, which is the paper's best setting",
+    "rheo": "grown and stopped as `opt`, where the paper grows EAGLE-3's trees; draws from all tokens, where it keeps "
+    "128; one token stands before the draw, its best setting",
     "ngram": "code; counts all matches, where the code copies what followed the longest one",
     "sequoia": "its nodes and layers are given, where the paper searches for them by measuring the hardware",
     "store": "interpolated counts, where REST takes the longest match",
