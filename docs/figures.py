@@ -18,6 +18,7 @@
     {{same: A ;; B}}                     nothing; refused unless A = B, which the sentence says
     {{chance: A}}, {{beyond: A}}         nothing; refused unless the interval A contains 0, or lies above 0
     {{behind: A}}                        nothing; refused unless the interval A lies below 0
+    {{chance: A ;; 1}}                   the same beside another number, of all three
     {{overlap: A ;; B}}, {{apart: A ;; B}}    nothing; refused unless A and B overlap, or A lies above B
 
 A cell is written as it stands in the JSON file; an interval as "1.90 to 2.21".
@@ -137,24 +138,12 @@ def interval(cited: str, results: Path) -> tuple[float, float]:
     return low, high
 
 
-def chance(cited: str, results: Path) -> str:
-    low, high = interval(cited, results)
-    if not low <= 0 <= high:
-        raise ValueError(f"a sentence says that a difference could be chance, and it is {low} to {high}: {cited}")
-    return ""
-
-
-def beyond(cited: str, results: Path) -> str:
-    low, high = interval(cited, results)
-    if low <= 0:
-        raise ValueError(f"a sentence says that a difference is beyond chance, and it is {low} to {high}: {cited}")
-    return ""
-
-
-def behind(cited: str, results: Path) -> str:
-    low, high = interval(cited, results)
-    if high >= 0:
-        raise ValueError(f"a sentence says that a difference is below 0, and it is {low} to {high}: {cited}")
+def beside(cited: str, results: Path, holds: Callable[[float, float, float], bool], what: str) -> str:
+    """Nothing; ValueError where an interval does not stand to a number, by default 0, as a sentence says."""
+    where, *told = _parts(cited)
+    (low, high), number = interval(where, results), float(*told)
+    if not holds(low, number, high):
+        raise ValueError(f"a sentence says that an interval {what} {number:g}, and it is {low} to {high}: {cited}")
     return ""
 
 
@@ -196,9 +185,9 @@ WAYS: dict[str, Callable[[str, Path], str]] = {
     "given": lambda cited, results: cited,
     "above": above,
     "same": same,
-    "chance": chance,
-    "beyond": beyond,
-    "behind": behind,
+    "chance": functools.partial(beside, holds=lambda low, number, high: low <= number <= high, what="contains"),
+    "beyond": functools.partial(beside, holds=lambda low, number, high: number < low, what="lies above"),
+    "behind": functools.partial(beside, holds=lambda low, number, high: high < number, what="lies below"),
     "overlap": overlap,
     "apart": apart,
 }

@@ -45,7 +45,8 @@ NAMES = (
     r"^\d+\. ",
 )
 """Numbers that name something: a date, a paper, a model, a commit, a conclusion."""
-FIGURE = r"[-+]?\d[\d.,]*|\b(?:half|(?:a|one|two) (?:third|quarter|tenth)s?|twice)\b"
+PARTS = r"(?:an?|one|two|three) (?:third|quarter|fifth|sixth|seventh|eighth|tenth|twentieth)s?"
+FIGURE = rf"[-+]?\d[\d.,]*|\b(?:half|{PARTS}|twice)\b"
 
 
 def typed(text: str) -> list[str]:
@@ -60,7 +61,7 @@ def test_a_typed_figure_is_seen() -> None:
     named = "1. {{given: 12}} nodes (2602.16994), float32, a 7B, 2026-11-23: {{a > 1 > b > c}} of {{given: 9.2}} M"
     assert typed(named) == []
     assert typed("all 1,120 texts, within 3 % and 2.57 times `x1`") == ["1,120", "3", "2.57"]
-    assert typed("12 nodes and half as many tokens, a quarter of them") == ["12", "half", "a quarter"]
+    assert typed("12 nodes and half as many tokens, a fifth of them") == ["12", "half", "a fifth"]
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=name_of)

@@ -1,16 +1,26 @@
-"""Figures in the takeaways of results/*.md: each is in a table of its page, or is computed from what is there."""
+"""Takeaways of results/*.md: each figure is in a table of its page or computed from it, and orders of figures hold."""
 
 import json
 import re
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from test_docs import MEASURED, name_of, prose
-from test_figures import NAMES
+from test_figures import FIGURES, NAMES
 
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 PERCENTAGES = re.compile(rf"((?:{NUMBER}(?:, | to | and ))*{NUMBER}) %")
+
+
+SHARES = {"half": 1 / 2, "two thirds": 2 / 3, "a third": 1 / 3, "a quarter": 1 / 4, "a fifth": 1 / 5, "a sixth": 1 / 6}
+SHARES |= {"a seventh": 1 / 7, "an eighth": 1 / 8, "a tenth": 1 / 10, "a twentieth": 1 / 20, "twice": 2}
+"""What words say; a figure is one of them where it is a fifth off at most."""
+
+
+def shares(text: str) -> list[str]:
+    return re.findall(rf"\b({'|'.join(SHARES)})\b(?! an hour)", " ".join(text.split()))
 
 
 def figures(text: str) -> list[str]:
@@ -36,7 +46,9 @@ def tabled(record: dict) -> set[str]:
 
 
 def is_one(figure: str, known: set[str]) -> bool:
-    """Whether a figure is one of those that are known, or one of them rounded."""
+    """Whether a figure is one of those that are known, or one of them rounded; a word never is."""
+    if figure in SHARES:
+        return False
     value = Decimal(figure.removesuffix(" %"))
     alike = [Decimal(one.removesuffix(" %")) for one in known if one.endswith("%") == figure.endswith("%")]
     return any(one.quantize(value) == value for one in alike if one < 10**9)
@@ -49,7 +61,9 @@ def computed(record: dict, known: set[str]) -> set[str]:
         formula, _, result = line.partition(" = ")
         parts = [one for one in re.findall(NUMBER, formula) if one not in ("1", "100")]
         assert all(is_one(one, known) for one in parts), f"{line}: not all of {parts} are in the tables"
-        assert is_one(result, {str(eval(formula)) + " %" * result.endswith("%")}), f"{line}: it is {eval(formula)}"
+        value = eval(formula)
+        near = result in SHARES and abs(value / SHARES[result] - 1) <= 0.2
+        assert near or is_one(result, {f"{value} %" if result.endswith("%") else str(value)}), f"{line}: it is {value}"
         results.add(result)
     return results
 
@@ -59,11 +73,41 @@ def test_a_figure_of_a_takeaway_is_in_a_table_or_follows_from_one(page: Path) ->
     """Figures of other pages and of papers are named in the page's file, under "elsewhere", with where they are."""
     record = json.loads(page.with_suffix(".json").read_text(), parse_float=str, parse_int=str)
     known = tabled(record)
-    said = figures(re.split(r"^## (?:Takeaway|Caveats)\n", prose(page), flags=re.M)[1])
+    takeaway = re.split(r"^## (?:Takeaway|Caveats)\n", prose(page), flags=re.M)[1]
+    said = figures(takeaway) + shares(takeaway)
     follows = {*computed(record, known), *record.get("elsewhere", ())}
     assert follows <= {*said}, f"{page.name} no longer says {follows - {*said}}"
     typed = [one for one in said if one not in follows and not is_one(one, known)]
     assert not typed, f"the takeaway of {page.name} says {typed}, which are in none of its tables"
+
+
+def outside(table: dict) -> list[list]:
+    """The rows with a figure beside an interval that it is not in; of a difference, the two figures before it."""
+    found = []
+    for row in table["rows"]:
+        for place, (value, interval) in enumerate(pairwise(row)):
+            if isinstance(interval, list) and isinstance(value, int | float):
+                apart = re.search("second less the first|of the difference", table["columns"][place + 1])
+                shown = value - row[place - 1] if apart else value
+                rounded = 0.006 if apart else 0.0
+                found += [] if interval[0] - rounded <= shown <= interval[1] + rounded else [row]
+    return found
+
+
+@pytest.mark.parametrize("page", MEASURED, ids=name_of)
+def test_a_figure_lies_in_the_interval_beside_it(page: Path) -> None:
+    for table in json.loads(page.with_suffix(".json").read_text())["tables"]:
+        assert not outside(table), table["title"]
+
+
+HOLDS = {page: json.loads(page.with_suffix(".json").read_text()).get("holds", []) for page in MEASURED}
+ORDERED = [(page, stated) for page, all_of_it in HOLDS.items() for stated in all_of_it]
+
+
+@pytest.mark.parametrize(("page", "stated"), ORDERED, ids=name_of)
+def test_figures_stand_to_each_other_as_a_takeaway_says(page: Path, stated: str) -> None:
+    """More, fewer, as many, told apart or not: checks of docs/figures.py, under "holds" in the page's file."""
+    assert FIGURES["written"](stated) == "", "not a check"
 
 
 def test_a_stale_figure_is_seen() -> None:
@@ -71,6 +115,12 @@ def test_a_stale_figure_is_seen() -> None:
     table = {"title": "", "machine": "", "command": [], "columns": ["a", "share in %"], "rows": [["3.66 to 4", 12.4]]}
     known = tabled({"tables": [table]})
     assert is_one("3.7", known) and is_one("12 %", known)
+    swapped = [["a", 1.2, [1.1, 1.3]], ["b", 1.4, [1.1, 1.3]]]
+    assert outside({"columns": ["x", "y", "95 %"], "rows": swapped}) == swapped[1:]
+    assert shares("half an hour, a half; a third fewer, nearly twice") == ["half", "a third", "twice"]
+    assert computed({"computed": ["4 / 3.66 - 1 = a tenth"]}, known) == {"a tenth"}
     assert not is_one("3.65", known) and not is_one("12", known) and not is_one("13 %", known)
     with pytest.raises(AssertionError, match=r"3\.7"):
         computed({"computed": ["3.66 + 4 = 3.7"]}, known)
+    with pytest.raises(AssertionError, match="= half: it is"):
+        computed({"computed": ["3.66 / 4 = half"]}, known)

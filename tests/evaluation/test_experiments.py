@@ -101,6 +101,10 @@ def test_how_much_the_linear_programme_is_worth(capsys: pytest.CaptureFixture, m
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     rounds, two, eight, most = (row["accepted"] for row in rows)
     assert 0 < two <= eight + 1e-9 <= most + 2e-9 and 0 < rounds <= most + 1e-9
+    assert two < most - 1e-6
+    assert contested.main([*short, "--top-k", "3", "--json"]) == 0
+    *_, eight, most = (row["accepted"] for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"])
+    assert eight == pytest.approx(most, abs=1e-6), "over all six tokens that are left the programme is optimal"
     assert contested.main(["--laws", "0"]) == 2
     assert "laws must be at least 1" in capsys.readouterr().err
 

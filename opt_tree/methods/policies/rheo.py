@@ -19,9 +19,9 @@ class Rheo(TreePolicy):
     Above temperature 0 a deterministic child is accepted with p(child) only, a drawn one with up to the sum over all
     tokens of min(p, q). So each group is the best token, one draw from the rest of the distribution, and the next best
     ones. The draw is ranked by min(q_best, 1 - q_best): at least what any token of the rest has, whichever comes out;
-    what is drafted below it may depend on that. The paper's text was not at hand; this follows reports of it. By them
-    it grows EAGLE-3's trees, where growth and stop are `OptTree`'s here. Example, three nodes, root distribution
-    (.5, .3, .2), where c is drawn, (.8, .1, .1) below a:
+    what is drafted below it may depend on that. So the paper has it by two summaries of its text, with one token before
+    the draw (its m = 1); it grows EAGLE-3's trees, where growth and stop are `OptTree`'s here. Example, three nodes,
+    root distribution (.5, .3, .2), where c is drawn, (.8, .1, .1) below a:
 
               root
              /    \\

@@ -54,7 +54,7 @@ from opt_tree.methods.verifiers.k_sequential import k_seq, threshold
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.multipath_block_verification import chosen_from, multipath_block
 from opt_tree.methods.verifiers.naive_tree import naive
-from opt_tree.methods.verifiers.recursive_rejection import without_replacement
+from opt_tree.methods.verifiers.recursive_rejection import without, without_replacement
 from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.methods.verifiers.rheo_sampling import rheo
 from opt_tree.methods.verifiers.traversal_verification import traversal
@@ -344,6 +344,25 @@ def test_khisti_is_optimal_for_two_children_and_nobody_is_better(seed: int, voca
         assert acceptance(name, target, draft, 2) <= optimum + 1e-12
 
 
+@settings(max_examples=30)
+@given(st.integers(0, 10_000), st.integers(2, 5), st.integers(0, 1))
+def test_rheo_takes_all_of_the_best_token_and_all_that_a_draw_can_give(seed: int, vocab: int, others: int) -> None:
+    """p(best) + sum min(p, q without the best), whether or not more tokens stand beside them; and it emits p."""
+    rng = np.random.default_rng(seed)
+    target, draft = random_law(rng, vocab), random_law(rng, vocab)
+    best = int(draft.argmax())
+    rest = without(draft, best)
+    taken, mean = 0.0, np.zeros(vocab)
+    for token in rest.nonzero()[0]:
+        beside = [other for other in np.argsort(-draft) if other not in (best, token)][:others]
+        emitted = rheo.branching(target, draft, np.array([best, token, *beside]))
+        taken += rest[token] * emitted[[best, token]].sum()
+        mean += rest[token] * emitted
+    if rest.any():
+        assert mean == pytest.approx(target, abs=1e-12)
+        assert taken == pytest.approx(target[best] + np.minimum(target, rest).sum(), abs=1e-12)
+
+
 @pytest.mark.parametrize("failure", ["gives up", "raises nothing useful"])
 def test_a_failing_solver_costs_acceptance_and_nothing_else(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As published, a failed programme selects a child whose law is not the one it is then judged by."""
@@ -423,10 +442,22 @@ def test_the_examples_of_the_docstrings() -> None:
     assert naive.branching(p, q, ab) == pytest.approx([1 / 3, 1 / 3, 1 / 3])
     assert multi_round.branching(p, q, ab) == pytest.approx([1 / 3, 2 / 3, 0])
     assert without_replacement.branching(p, q, ab) == pytest.approx([1 / 3, 4 / 9, 2 / 9])
-    assert rheo.branching(p, q, ac) == pytest.approx([0.2, 0, 0.8])
-    assert rheo.branching(p, q, ab) == pytest.approx([0.2, 2 / 3, 2 / 15])
+    assert rheo.branching(p, q, ac) == pytest.approx([0, 0, 1])
+    assert rheo.branching(p, q, ab) == pytest.approx([4 / 15, 2 / 3, 1 / 15])
     assert threshold(p, q, 2) == pytest.approx(1.463, abs=5e-4)
     assert acceptance("khisti", p, q, 2) == pytest.approx(0.84)
+
+
+@pytest.mark.parametrize(("verifier", "accepted"), [(block, 11 / 9), (naive, 10 / 9), (multi_round, 10 / 9)])
+def test_the_example_of_the_paper_of_block_verification(verifier: Verifier, accepted: float) -> None:
+    """Two tokens from q = (2/3, 1/3) for p = (1/3, 2/3): 11/9 are kept, token by token 10/9 (arXiv:2403.10444)."""
+    target, drafter = written_laws({(): (1 / 3, 2 / 3)}), written_laws({(): (2 / 3, 1 / 3)})
+    kept = 0.0
+    for path in itertools.product((0, 1), repeat=2):
+        tree = chain_of(drafter, path)
+        chance = np.prod([(2 / 3, 1 / 3)[token] for token in path])
+        kept += chance * (block_efficiency(tree, scored(tree, target, CONTEXT, T1).softmax(-1), verifier) - 1)
+    assert kept == pytest.approx(accepted)
 
 
 def test_which_of_several_paths_is_chosen_is_in_its_law() -> None:
