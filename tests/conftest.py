@@ -21,7 +21,6 @@ LONGEST = ("backends/test_pretended_cuda.py", "backends/test_compiled.py", "test
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a CUDA device, skipped without one")
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":  # xdist's controller runs no test
         import process
 

@@ -64,6 +64,7 @@ def test_every_example_is_tested() -> None:
     assert files == scripts | {f"{name}.ipynb" for name in NOTEBOOKS}
 
 
+@pytest.mark.slow
 def test_the_bigram_drafter_drafts_and_changes_nothing() -> None:
     answer = example("drafter")["main"]()
     assert answer.tokens == plain(answer.prompt, 96)
@@ -92,6 +93,7 @@ def test_the_bigram_drafter_is_one_line_in_the_registry(monkeypatch: pytest.Monk
         opt_tree.Decoder(pair.target, pair.drafter, Sampled.chains(2, 2))
 
 
+@pytest.mark.slow
 def test_the_trunk_is_a_trunk_and_changes_nothing() -> None:
     found = example("policy")
     answers = found["main"]()
@@ -111,6 +113,7 @@ def test_the_trunk_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) 
     assert make_policy("trunk:2:0.3", nodes=20) == trunk(nodes=20, width=2, least=0.3)
 
 
+@pytest.mark.slow
 def test_the_coin_between_two_exact_rules_is_exact() -> None:
     found = example("verifier")
     assert opt_tree.prove(found["coin"], IID(2), 2, depth=1)
@@ -118,6 +121,7 @@ def test_the_coin_between_two_exact_rules_is_exact() -> None:
     assert found["main"]().mean_acceptance_length > 1
 
 
+@pytest.mark.slow
 def test_the_published_rule_is_proved_and_the_wrong_one_refuted() -> None:
     published, on_the_best, equality = runpy.run_path(str(EXAMPLES / "prove.py"))["main"]()
     assert published and equality and not on_the_best
@@ -137,6 +141,7 @@ class Shown(DisplayHook):
         self.shell.user_ns_hidden.setdefault("shown", []).append(format_dict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that raises fails the test. In IPython in this process: a kernel would import torch anew."""

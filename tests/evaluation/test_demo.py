@@ -173,6 +173,7 @@ def test_the_eagle_demo_says_that_a_head_cannot_assist_and_writes_its_page(eagle
     assert "Other policies" in written and "<th>ceiling</th>" in written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", "eagle"])
 def test_every_row_of_the_table_decodes_with_the_inflated_target(kind, classic, folders, capsys, monkeypatch):
     widths: dict[str, set[int]] = {}

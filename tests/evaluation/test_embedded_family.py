@@ -161,6 +161,7 @@ def test_chat_template_opens_the_user_turn_with_the_system_message(tokenizer: Pr
     assert tokenizer.convert_ids_to_tokens(ids)[-2:] == ["4", "2"]
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(target: Path, streams: Streams) -> None:
     history = json.loads((target.parent / "checkpoint-40" / "trainer_state.json").read_text())["log_history"]
     losses = [row["loss"] for row in history if "loss" in row]
@@ -259,6 +260,7 @@ def test_distillation_loss_is_least_at_the_targets_law() -> None:
     assert distillation_loss(target * 100, target, 1.0) < 0.1 * distillation_loss(target, target, 1.0)
 
 
+@pytest.mark.slow
 def test_distilling_brings_the_drafter_to_the_target(target, tokenizer, streams, tmp_path):
     teacher = load_teacher(target, compiled=False)
     torch.manual_seed(2)
@@ -278,6 +280,7 @@ def test_repeats_marks_what_completes_an_earlier_ngram_of_the_answer() -> None:
     assert np.flatnonzero(repeats(loop, assistant, 2)).tolist() == [5, 6, 7]
 
 
+@pytest.mark.slow
 def test_unlikelihood_unlearns_a_loop_and_keeps_the_corpus(target, tokenizer, streams, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     start = tokenizer.apply_chat_template(

@@ -387,6 +387,7 @@ def many(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_kill_9_at_three_moments_loses_and_doubles_nothing(folder: Path, tmp_path: Path, many: Path) -> None:
     killed, asked = tmp_path / "killed.jsonl", ("--question-file", f"{many}/q.jsonl", "--baseline")
     for answers in (1, 2, 4):

@@ -243,6 +243,7 @@ def test_two_pairs_share_an_inflated_target() -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.slow
 def test_a_head_is_measured_beside_assisted_generation_with_an_inflated_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -81,6 +81,7 @@ def check_table(output: Path, names: dict[str, str], capsys: pytest.CaptureFixtu
     assert all(name.replace("_", "\\_") in table for name in (*names.values(), "opt:0.2"))
 
 
+@pytest.mark.slow
 def test_every_example_is_compared_from_outside(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_every_example_is_compared_from_outside(
     assert not set(POLICIES) & set(names.values()), "a file's method is in no list"
 
 
+@pytest.mark.slow
 def test_every_example_is_compared_as_a_file_of_the_package(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

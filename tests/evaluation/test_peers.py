@@ -233,6 +233,7 @@ def test_peers_with_the_same_weights_share_a_process_and_every_kind_of_text(monk
     assert len(started) == len(peers)
 
 
+@pytest.mark.slow
 def test_a_process_serves_the_peers_that_share_it_and_its_death_is_one_line(folder, tmp_path):
     plain = settings(folder)
     process = Process("opt_tree", plain, [min(os.sched_getaffinity(0))], 300)

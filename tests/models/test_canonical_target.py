@@ -269,6 +269,7 @@ def test_sampled_with_a_seed_trees_give_the_same_text(pair: Pair, texts: dict[st
     assert found == texts["sampled"] != texts["greedy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["own", "eagle:demo", "store:demo"])
 def test_ragged_lanes_give_the_same_texts(pair: Pair, texts: dict[str, Any], spec: str) -> None:
     decoder = drafted(pair, spec)
@@ -289,6 +290,7 @@ def test_a_reused_beginning_gives_the_same_text(pair: Pair, texts: dict[str, Any
     assert again.reused and again.tokens == plain(pair.target).generate(conversation, 9).tokens
 
 
+@pytest.mark.slow
 def test_generate_of_transformers_gives_the_same_text(pair: Pair, texts: dict[str, Any]) -> None:
     decoder, model = drafted(pair, "own"), pair.target.model
     asked = texts["prompts"][0]

@@ -32,6 +32,7 @@ def test_a_token_that_cannot_be_drafted_says_nothing_and_a_wrong_drafter_fits_no
         likelihood.temperature()
 
 
+@pytest.mark.slow
 def test_the_command_fits_checks_and_writes(tmp_path, capsys) -> None:
     prompts = tmp_path / "prompts.jsonl"
     texts = ("Name three colours.", "What is a fair price?", "Tell me a story.", "How do I boil an egg?")

@@ -51,6 +51,7 @@ def asked(folder, *more):
     return ["demo", "--kind", "store", "--output", str(folder / "made"), *few, *more]
 
 
+@pytest.mark.slow
 def test_what_it_makes_is_a_drafter_and_it_goes_on_where_it_was(tmp_path, stages, capsys):
     assert conductor.main(asked(tmp_path)) == 0
     assert stages == ["training.outputs", "training.fitting.store", "training.advise"]

@@ -334,6 +334,7 @@ def test_the_largest_tree_that_costs_are_known_of_is_drafted():
     assert step.tree.nodes == 255
 
 
+@pytest.mark.slow
 def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_path, capsys):
     (tmp_path / "costs.json").write_text(json.dumps({"one": dataclasses.asdict(EAGER)}))
     asked = ["--limit", "1", "--max-new-tokens", "6", "--dtype", "float32", "--seeds", "3", "--json"]
@@ -353,6 +354,7 @@ def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_p
     assert "seeds must be at least 1, got 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_controller_that_draws_walks_as_it_decodes():
     """The same draws, the same trees, the same tokens of each."""
     eagle = load_pair("demo", drafter="eagle:demo", dtype=torch.float32)

@@ -142,6 +142,7 @@ class SeenTable(Seen):
         return self.drafter.root(context)
 
 
+@pytest.mark.slow
 def test_by_enumeration_it_keeps_the_distribution():
     """The tree is chosen by what the models said before anything is drawn; its verifier is exact for each of them."""
     chosen = set()
