@@ -31,6 +31,7 @@ from opt_tree.stop import Stop
 NEW = 8
 
 
+@pytest.mark.quick("plain-opt", "draft-opt", "draft-traversal", "eagle-match", "eagle-chains", "eagle-eagle2")
 @pytest.mark.parametrize("number", range(len(METHODS)), ids=["-".join(method) for method in METHODS])
 def test_every_answer_is_its_prompt_s_own(number):
     """With two lanes, prompts begin in lanes that others left."""

@@ -139,6 +139,14 @@ def compare(decoder: Decoder, text: list[int] = TEXT, new: int = NEW, **how: Any
     return found, device
 
 
+@pytest.mark.quick(
+    "opt-eagle",
+    "ddd-eagle3",
+    "eagle2-lm",
+    "list-lm, trimmed",
+    "opt to the end-lm, sharpened",
+    "ddd-eagle, fewer tokens",
+)
 @pytest.mark.parametrize("drafter", sorted(DRAFTERS))
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_texts_and_trees_are_those_of_the_host(drafter, policy):
@@ -149,6 +157,7 @@ def test_texts_and_trees_are_those_of_the_host(drafter, policy):
     compare(decoder, sampling=DRAWN if drawn else Sampling(), seed=3)
 
 
+@pytest.mark.quick("medusa", "parallelspec", "dspark, rnn", "dflash")
 @pytest.mark.parametrize("drafter", sorted(ONE_PASS))
 def test_heads_of_one_pass(drafter):
     """Trees deeper than the head drafts, too: behind its last depth nothing is known."""
@@ -168,6 +177,7 @@ def test_the_pairs_above_show_something():
     assert {0, 1, 2, 3} <= lengths and last == {True, False}
 
 
+@pytest.mark.quick("gemma3", "llama4", "gpt2", "mixtral")
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_architectures(architecture):
     """Windows and chunks of 12 tokens, which the text outgrows; learned positions; experts."""
@@ -176,11 +186,13 @@ def test_architectures(architecture):
     same(found, decoder.generate(TEXT, NEW), 1e-4)
 
 
+@pytest.mark.quick("gemma3")
 @pytest.mark.parametrize("architecture", ["qwen3-window", "gpt2", "gemma3", "mistral"])
 def test_heads_of_other_architectures(architecture):
     compare(decoder_of("eagle", architecture=architecture, dtype=torch.float64), sampling=DRAWN)
 
 
+@pytest.mark.quick("lm-1", "eagle-2", "eagle-40")
 @pytest.mark.parametrize("length", [1, 2, 3, 40])
 @pytest.mark.parametrize("drafter", ["lm", "eagle"])
 def test_prompts_of_any_length(drafter, length):
@@ -197,6 +209,7 @@ def test_answers_of_any_length(drafter, new):
     assert device.taken.keys() <= {DEVICE, "no room to draft"}
 
 
+@pytest.mark.quick("lm-llama", "eagle-gpt2", "dspark-llama")
 @pytest.mark.parametrize(
     "drafter, architecture",
     [*itertools.product(["lm", "eagle"], ["llama", "gpt2", "opt"]), ("parallelspec", "llama"), ("dspark", "llama")],
@@ -210,6 +223,7 @@ def test_the_end_of_the_context(drafter, architecture):
     same(found, decoder.generate(text, 100))
 
 
+@pytest.mark.quick("lm")
 @pytest.mark.parametrize("drafter", ["lm", "eagle"])
 def test_the_cache_grows_in_the_middle_of_a_text(drafter):
     """From 256 keys to 512: the storage moves."""
@@ -221,6 +235,7 @@ def test_the_cache_grows_in_the_middle_of_a_text(drafter):
     compare(Decoder(target, made, OPT), prompt(220), 60)
 
 
+@pytest.mark.quick("greedy-lm", "drawn-eagle", "drawn-dspark")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3", "dspark"])
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
 def test_a_text_that_ends_at_a_token(drafter, sampling):
@@ -233,6 +248,7 @@ def test_a_text_that_ends_at_a_token(drafter, sampling):
         same(device.generate(TEXT, NEW, sampling, stop, seed=5), decoder.generate(TEXT, NEW, sampling, stop, seed=5))
 
 
+@pytest.mark.quick("lm", "parallelspec")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "parallelspec", "medusa"])
 def test_a_conversation_goes_on_from_its_cache(drafter):
     """Both ways take turns on the same models: each leaves them as the other would."""
@@ -248,6 +264,7 @@ def test_a_conversation_goes_on_from_its_cache(drafter):
     assert len({str(one) for one in text.values()}) == 1
 
 
+@pytest.mark.quick("lm", "dflash")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3", "parallelspec", "dflash"])
 def test_steps_of_both_kinds_in_one_text(drafter):
     """A step of the host behind one of the device finds what it needs, and the other way round."""
@@ -259,6 +276,7 @@ def test_steps_of_both_kinds_in_one_text(drafter):
     assert min(device.taken[DEVICE], device.taken["its turn"]) > 2
 
 
+@pytest.mark.quick("lm")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "parallelspec"])
 def test_forwards_that_are_padded(drafter):
     """Padding rows are written where nobody looks, and see nothing of the text."""

@@ -71,6 +71,7 @@ def test_a_copy_decodes_the_same_text_in_the_same_steps(kind, how):
         assert copied.target is not decoder.target
 
 
+@pytest.mark.quick("store:demo", "copy:lm:demo")
 @pytest.mark.parametrize("spec", ["store:demo", "copy:lm:demo", "graft:2:lm:demo+store:demo", "recycling", "ngram"])
 def test_a_decoder_that_looks_up_is_pickled(spec):
     pair = load_pair("demo", spec, dtype="float32", exact=False)

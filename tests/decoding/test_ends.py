@@ -27,6 +27,7 @@ def decoder_of(drafter: str = "lm", **how: Any) -> Decoder:
     return opt(lm, drafts, OptTree(20, 0.0, 5), **how)
 
 
+@pytest.mark.quick("0.0-lm", "1.0-ngram")
 @pytest.mark.parametrize("drafter", ["lm", "ngram"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_is_drafted_below_a_stop_token(drafter, temperature):
@@ -160,6 +161,7 @@ class TestTheTargetsOwnEnds:
         assert found == model.generate(ids, **given)[0, 9:].tolist() == text[: text.index(other) + 1]
 
 
+@pytest.mark.quick("CausalLM")
 @pytest.mark.parametrize("scored_by", [CausalLM, ChainLM])
 def test_a_pair_names_the_ends_of_its_tokenizer_too(scored_by):
     pair = load_pair("demo", "ngram", dtype="float32")

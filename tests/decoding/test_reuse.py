@@ -64,6 +64,7 @@ def compare(plain, reusing, sampling=Sampling(), steps=True, context=False):
     return found
 
 
+@pytest.mark.quick("lm", "eagle", "dspark", "store", "graft")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_every_kind_of_drafter(kind):
     """The same trees too: a drafter that resumed at the wrong place would draft others."""
@@ -84,6 +85,7 @@ def test_drawn_texts_up_to_the_end_of_the_context():
     assert sum(compare(plain, reusing, Sampling(0.9, top_p=0.9), context=True)) > 80
 
 
+@pytest.mark.quick("mistral", "gemma3")
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3", "gpt2", "llama4"])
 def test_every_kind_of_mask(architecture):
     """Windows and chunks too: no row leaves the cache, so a shorter text finds what it sees. Two are padded."""
@@ -199,6 +201,7 @@ def test_steps_take_it_too_and_an_interrupted_one_leaves_what_is_true():
     assert pair[1].target.work.tokens < pair[0].target.work.tokens + 25
 
 
+@pytest.mark.quick("lm", "eagle", "dspark", "store")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_text_goes_on_behind_one_whose_processor_failed(kind):
     """It fails when the tree is scored, and what the drafter was to learn of the step never comes."""

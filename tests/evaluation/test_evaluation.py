@@ -274,6 +274,7 @@ def test_own_history_is_the_own_answer(answers: Path) -> None:
     assert make_tokenizer().decode(choice["prompt_ids"][1]) == f"<u>What is 0?<a>{choice['turns'][0]}<u>Why?<a>"
 
 
+@pytest.mark.slow
 def test_a_notebook_does_what_the_command_does(folder: Path, tmp_path: Path, answers: Path) -> None:
     given = {"drafter": f"lm:{folder}/draft", "dtype": "float64", "device": "cpu", "max_new_tokens": NEW, "nodes": 8}
     table = evaluation.evaluate(

@@ -69,6 +69,7 @@ def test_rates_of_best_children_are_the_targets_law_by_rank() -> None:
     assert len(set(counts.tried[0])) == 1 and list(counts.tried[1]) == sorted(counts.tried[1], reverse=True)
 
 
+@pytest.mark.quick("IID")
 @pytest.mark.parametrize("kind", ["WithoutReplacement", "IID"])
 def test_rates_of_drawn_children_are_those_of_their_rounds(kind: str) -> None:
     counts = count(kind, 2, 1, 40)

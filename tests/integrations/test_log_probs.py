@@ -200,6 +200,7 @@ def test_a_ragged_batch(decoder):
             torch.testing.assert_close(mine[row], its[row] if place <= end else torch.zeros(VOCAB))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
 def test_a_canonical_target_gives_plain_decodings_bits():
     decoder = decoder_of(copy.deepcopy(tiny("llama")).to(torch.bfloat16))

@@ -22,6 +22,7 @@ def few_calls(monkeypatch):
     monkeypatch.setattr(sweep, "calls", lambda made: (call for call in every(made) if call[0] in FEW))
 
 
+@pytest.mark.slow
 def test_calls_are_counted_by_what_came_of_them(capsys, tmp_path):
     assert sweep.main(["llama", "bloom", "jamba", "blt", "--json", str(tmp_path / "found.json")], here) == 0
     said = capsys.readouterr().out

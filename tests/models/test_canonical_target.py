@@ -53,6 +53,7 @@ def bits(logits: Tensor) -> Tensor:
     return logits.contiguous().view(torch.int16)
 
 
+@pytest.mark.quick("llama", "qwen3-window", "llama4")
 @pytest.mark.parametrize(
     "kind", ["llama", "qwen2-window", "qwen3-window", "mistral", "phi3", "opt", "llama4", "mixtral"]
 )
@@ -237,6 +238,7 @@ class Recorded:
         patch.setattr(lm, "commit", committed)
 
 
+@pytest.mark.quick("own-12", "eagle:demo-12")
 @pytest.mark.parametrize(
     "spec, nodes",
     [("own", 12), ("own", 60), ("eagle:demo", 12), ("eagle3:demo", 12), ("store:demo", 12), ("exit:demo", 12)],
@@ -253,6 +255,7 @@ def test_every_drafters_text_is_plain_decodings_and_every_row_one_prefills(pair,
         assert len(rows) == NEW and torch.equal(bits(rows), bits(whole))
 
 
+@pytest.mark.quick("dtype0")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_dtype_of_a_draft_model_changes_no_text(pair: Pair, texts: dict[str, Any], dtype: torch.dtype) -> None:
     drafter = load_drafter("lm:demo", pair.target, DrafterOptions(pair.tokenizer, dtype))
@@ -279,6 +282,7 @@ def test_ragged_lanes_give_the_same_texts(pair: Pair, texts: dict[str, Any], spe
     assert [one.tokens for one in sampled] == texts["sampled"]
 
 
+@pytest.mark.slow
 def test_a_reused_beginning_gives_the_same_text(pair: Pair, texts: dict[str, Any]) -> None:
     decoder = drafted(pair, "own")
     asked, expected = texts["prompts"][0], texts["greedy"][0]

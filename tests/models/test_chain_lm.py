@@ -65,6 +65,7 @@ def test_trees_are_the_text_of_transformers(name):
     assert Decoder(target(name), None, Static.empty()).generate(ids, NEW_TOKENS).tokens == expected
 
 
+@pytest.mark.quick("lfm2")
 @pytest.mark.parametrize("name", ["lfm2", "deepseek_v4"])
 def test_rows_of_any_tree_are_plain_rows_whatever_was_kept_before(name):
     lm, context = target(name), prompt(LENGTH, vocab=VOCAB)
@@ -205,6 +206,7 @@ def indexed(name, seed, topk, monkeypatch):
     return built(name)
 
 
+@pytest.mark.quick("deepseek_v32")
 @pytest.mark.parametrize("name", INDEXED)
 def test_the_context_ends_where_an_index_leaves_keys_out(name, monkeypatch):
     end = 32
@@ -220,6 +222,7 @@ def test_the_context_ends_where_an_index_leaves_keys_out(name, monkeypatch):
         decoder.generate(prompt(end, vocab=VOCAB), 4)
 
 
+@pytest.mark.quick("0-deepseek_v32", "0-hy_v4")
 @pytest.mark.parametrize("name", INDEXED[:2])
 @pytest.mark.parametrize("seed", range(4))
 def test_longer_probes_see_that_an_index_chooses_otherwise_in_another_forward(name, seed, monkeypatch):

@@ -76,6 +76,12 @@ RUNS = [
 ]
 
 
+@pytest.mark.quick(
+    "opt_tree.training.heads.parallel_spec-parallelspec-options0-3",
+    "opt_tree.training.heads.dspark-dspark-options2-3",
+    "opt_tree.training.heads.dspark-dflash-options4-3",
+    "opt_tree.training.heads.medusa-medusa-options5-3",
+)
 @pytest.mark.parametrize(("module", "kind", "options", "passes"), RUNS)
 def test_a_run_goes_on_and_leaves_a_drafter(folder, tmp_path, target, module, kind, options, passes, clock):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", *options]

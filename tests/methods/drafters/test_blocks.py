@@ -142,6 +142,9 @@ def written(folder, name):
     return write_block(folder / "block", weights, config), weights, loops
 
 
+@pytest.mark.quick(
+    "DFlash", "DFlash, windows", "DFlash 2", "JetSpec", "DSpark of DeepSpec, RNN", "DSpark of ModelOpt", "Domino"
+)
 @pytest.mark.parametrize("name", CASES)
 def test_every_law_is_that_of_the_loops(tmp_path, name):
     folder, _, loops = written(tmp_path, name)

@@ -140,6 +140,13 @@ def drafted(drafter: EagleDrafter, target: CausalLM) -> list[Any]:
     return [step.tree for step in Decoder(target, drafter, POLICY).steps(prompt(9), 8)]
 
 
+@pytest.mark.quick(
+    "True-False-()-published",
+    "False-False-('fc_norm',)-speculators",
+    "False-True-('norm_output',)-published",
+    "False-True-('fc_norm', 'norm_output')-speculators",
+    "False-False-('norm_before_fc', 'norm_output')-published",
+)
 @pytest.mark.parametrize("layout", ["published", "speculators"])
 @pytest.mark.parametrize(
     ("shared", "before", "norms"), [(True, False, ()), *((False, *case) for case in CASES)], ids=str
