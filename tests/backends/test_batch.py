@@ -31,7 +31,7 @@ from opt_tree.stop import Stop
 NEW = 8
 
 
-@pytest.mark.quick("plain-opt", "draft-opt", "draft-traversal", "eagle-match", "eagle-chains", "eagle-eagle2")
+@pytest.mark.quick("plain-opt", "draft-opt", "draft-traversal", "eagle-eagle2")
 @pytest.mark.parametrize("number", range(len(METHODS)), ids=["-".join(method) for method in METHODS])
 def test_every_answer_is_its_prompt_s_own(number):
     """With two lanes, prompts begin in lanes that others left."""
@@ -163,6 +163,7 @@ def in_thread(call: Callable[[], Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_another_thread_decodes_between_two_results(alone):
     """Whether or not there was a generation before the batch: its lanes have turns of their own."""
     for used in (False, True):

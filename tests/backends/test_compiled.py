@@ -254,6 +254,7 @@ def test_exported_bodies_compute_what_eager_ones_do(architecture, fake):
     assert len(fake) == 1
 
 
+@pytest.mark.slow
 def test_an_export_that_fails_leaves_the_model_eager_and_says_why(fake):
     lm = CausalLM(tiny("mixtral"))
     with pytest.warns(UserWarning, match=r"MixtralForCausalLM is not compiled: .*(data|guard|unbacked)") as told:
@@ -301,6 +302,7 @@ def key(lm: CausalLM, **more: Any) -> Path:
     return package_of(facts_of(lm.model) | more).folder
 
 
+@pytest.mark.slow
 def test_whatever_decides_the_code_is_in_the_key(monkeypatch):
     here = key(CausalLM(long_llama()))
     assert here == key(CausalLM(long_llama())), "the same model again"

@@ -99,6 +99,7 @@ def test_the_best_tokens_are_picked_in_the_forward(kind, policy, monkeypatch):
     assert bool(wide) == (wanted > 16 or kind == "copying")
 
 
+@pytest.mark.slow
 def test_children_are_drawn_from_whole_distributions():
     """Also where a calibration sharpens greedy texts: the scale is the text's."""
     target, texts = CausalLM(tiny("llama")), []
@@ -116,6 +117,7 @@ def test_children_are_drawn_from_whole_distributions():
             assert mine.tree.path_log_probs == pytest.approx(theirs.tree.path_log_probs, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_model_that_another_drafter_took_says_what_that_one_drafts():
     """And the first one goes on from whole rows."""
     target, drawn = CausalLM(tiny("llama")), []

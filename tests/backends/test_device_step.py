@@ -167,6 +167,7 @@ def test_heads_of_one_pass(drafter):
         assert place or {len(step.tree) for step in found.steps} != {1}
 
 
+@pytest.mark.slow
 def test_the_pairs_above_show_something():
     """Paths of several nodes, trees of several layers, and leaves that were and were not drafted below."""
     lengths, last = set(), set()
@@ -192,7 +193,7 @@ def test_heads_of_other_architectures(architecture):
     compare(decoder_of("eagle", architecture=architecture, dtype=torch.float64), sampling=DRAWN)
 
 
-@pytest.mark.quick("lm-1", "eagle-2", "eagle-40")
+@pytest.mark.quick("lm-1", "eagle-2")
 @pytest.mark.parametrize("length", [1, 2, 3, 40])
 @pytest.mark.parametrize("drafter", ["lm", "eagle"])
 def test_prompts_of_any_length(drafter, length):
@@ -284,6 +285,7 @@ def test_forwards_that_are_padded(drafter):
         compare(decoder_of(drafter, buckets=buckets), sampling=DRAWN)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_knows_fewer_tokens_than_the_target():
     """What only the target knows is read as token 0, and the root of the tree is the token itself."""
     config = ARCHITECTURES["llama"]()
@@ -298,6 +300,7 @@ def test_a_drafter_that_knows_fewer_tokens_than_the_target():
     assert max(found.tokens) >= VOCAB - 20
 
 
+@pytest.mark.slow
 def test_a_drafter_that_knows_more_tokens_than_the_target():
     config = ARCHITECTURES["llama"]()
     config.vocab_size = VOCAB + 9
@@ -305,6 +308,7 @@ def test_a_drafter_that_knows_more_tokens_than_the_target():
     compare(Decoder(target, CausalLMDrafter(CausalLM(build(config)), VOCAB), OPT))
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_told_too():
     decoder = decoder_of()
     for sampling in (Sampling(), DRAWN):
@@ -314,6 +318,7 @@ def test_log_probabilities_are_told_too():
         assert [one.keys() for one in found.top_log_probs or []] == [one.keys() for one in host.top_log_probs or []]
 
 
+@pytest.mark.slow
 def test_an_outcome_is_the_hosts():
     """What a drafter learns from: tree, path, tokens, features and logits."""
     seen: dict[str, list[Any]] = {"host": [], "device": []}
@@ -346,6 +351,7 @@ def test_both_caches_hold_what_a_prefill_leaves():
             assert (mine[:, :, : lm.length] - theirs[:, :, : lm.length]).abs().max() < 1e-9
 
 
+@pytest.mark.slow
 def test_steps_one_by_one():
     decoder = decoder_of("eagle")
     found = list(on_device(decoder).steps(TEXT, NEW))

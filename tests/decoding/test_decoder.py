@@ -122,6 +122,7 @@ class TestStopping:
     def steps_of(self, decoder: Decoder) -> list[list[int]]:
         return [step.tokens for step in decoder.generate(PROMPT, NEW_TOKENS).steps]
 
+    @pytest.mark.slow
     def test_stop_tokens_inside_an_accepted_path(self, decoder, text):
         """Every token of the first occurrences, wherever in a path it stands, ends the text right behind itself."""
         inside = 0
@@ -200,6 +201,7 @@ class TestContextLimit:
         model = build(config)
         return CausalLM(model), CausalLM(perturbed(model, 0.05))
 
+    @pytest.mark.quick("llama", "opt")
     def test_decoding_ends_where_the_context_does(self, short):
         """Learned positions (GPT-2, OPT) have no row for a position behind the last one: touching it would crash."""
         target, draft = short
@@ -447,6 +449,7 @@ class TestReadBacks:
 
 
 class TestOutputLifetime:
+    @pytest.mark.quick("greedy-draft", "sampled-draft")
     @pytest.mark.parametrize("kind", ["draft", "eagle"])
     @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
     def test_nobody_reads_an_output_after_the_next_forward(self, monkeypatch, kind, sampling):
@@ -493,6 +496,7 @@ class TestComposition:
         assert result.tokens_per_second == pytest.approx(20 / result.seconds)
 
 
+@pytest.mark.slow
 def test_what_a_decoder_and_its_parts_are_is_said_on_a_line(decoder, plain, target):
     assert repr(target) == f"<CausalLM LlamaForCausalLM: {target.size}, {CONTEXT} tokens of context>"
     assert "0.0 M parameters, float64" in repr(target)

@@ -27,7 +27,7 @@ def decoder_of(drafter: str = "lm", **how: Any) -> Decoder:
     return opt(lm, drafts, OptTree(20, 0.0, 5), **how)
 
 
-@pytest.mark.quick("0.0-lm", "1.0-ngram")
+@pytest.mark.quick("1.0-ngram")
 @pytest.mark.parametrize("drafter", ["lm", "ngram"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_is_drafted_below_a_stop_token(drafter, temperature):
@@ -122,6 +122,7 @@ class TestTheTargetsOwnEnds:
     def text(self, decoder) -> list[int]:
         return decoder.generate(prompt(9), 30).tokens
 
+    @pytest.mark.quick("tree")
     def test_generate_steps_and_batch(self, decoder, text):
         model, end = decoder.target.model, text[9]
         model.generation_config.eos_token_id = [end, VOCAB - 1]  # changed after it was wrapped, as plain generate sees

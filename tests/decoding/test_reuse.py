@@ -79,13 +79,14 @@ def test_every_kind_of_drafter(kind):
         assert reused[place] >= least - 1, (place, reused)
 
 
+@pytest.mark.slow
 def test_drawn_texts_up_to_the_end_of_the_context():
     targets = [CausalLM(target_model()) for _ in range(2)]
     plain, reusing = [Decoder(target, head(target), POLICY) for target in targets]
     assert sum(compare(plain, reusing, Sampling(0.9, top_p=0.9), context=True)) > 80
 
 
-@pytest.mark.quick("mistral", "gemma3")
+@pytest.mark.quick("mistral")
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3", "gpt2", "llama4"])
 def test_every_kind_of_mask(architecture):
     """Windows and chunks too: no row leaves the cache, so a shorter text finds what it sees. Two are padded."""
@@ -94,6 +95,7 @@ def test_every_kind_of_mask(architecture):
     assert sum(compare(*pair)) > 70
 
 
+@pytest.mark.slow
 def test_path_by_path_begins_anew():
     targets = [ChainLM(tiny("llama")) for _ in range(2)]
     pair = [Decoder(target, small(), POLICY) for target in targets]
@@ -118,6 +120,7 @@ def test_another_drafter_in_between():
     assert (result.tokens, result.accept_lengths, result.reused) == (expected.tokens, expected.accept_lengths, 0)
 
 
+@pytest.mark.slow
 def test_side_by_side_each_lane_keeps_its_own():
     def talk(seed, reuse):
         def job(decoder):

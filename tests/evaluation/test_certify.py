@@ -35,6 +35,7 @@ def test_other_arithmetic_is_not_certified() -> None:
     assert found.equal < found.rows == NEW and not found.whole
 
 
+@pytest.mark.slow
 def test_a_file_is_certified_and_others_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file = tmp_path / "a.jsonl"
     pair = save_pair(tmp_path)

@@ -126,6 +126,7 @@ def test_questions_side_by_side_give_the_same_rows(
     assert "block efficiency is computed one by one" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_invalid_is_listed_once_and_not_run(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +153,7 @@ def test_the_invalid_is_listed_once_and_not_run(
     assert "every combination asked for is refused" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -329,6 +331,7 @@ def test_expectation_is_what_happens_where_nothing_is_random() -> None:
     assert len({len(step.tokens) for step in steps}) > 1 and watch.take()["match"] == []
 
 
+@pytest.mark.slow
 def test_expectation_agrees_with_what_is_accepted() -> None:
     """Over many steps, within four standard errors; on every third step only."""
     policy = Sampled.chains(2, 3)
@@ -598,6 +601,7 @@ def test_a_table_that_learns_begins_each_line_with_nothing(drafter: str, folder:
     assert lengths("4,6") == lengths("6,4")
 
 
+@pytest.mark.slow
 def test_what_learns_may_be_warmed_on_other_questions(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,6 +172,7 @@ def test_training_lowers_the_loss(target: Path, streams: Streams) -> None:
     assert reloaded.generation_config.eos_token_id == 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_like_an_unbroken_one(tokenizer, streams, tmp_path):
     def build() -> LlamaForCausalLM:
         torch.manual_seed(1)

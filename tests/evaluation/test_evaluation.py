@@ -233,6 +233,7 @@ def test_a_seed_gives_the_same_text_whatever_the_tree_and_the_order(folder: Path
     assert turns_of(tmp_path / "b.jsonl") == turns_of(drawn)[4:5]
 
 
+@pytest.mark.slow
 def test_a_batch_answers_as_its_questions_do_alone(folder: Path, tmp_path: Path, capsys: Any) -> None:
     """Questions of one and of two turns, one too long, two lanes: the file is the same but for times and `lanes`."""
     asked = write_questions(tmp_path / "q.jsonl", 4)
@@ -259,6 +260,7 @@ def test_a_batch_answers_as_its_questions_do_alone(folder: Path, tmp_path: Path,
     assert "batch_size 1 there, 2 now" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_chain_and_none_draft_what_they_say(folder: Path, tmp_path: Path) -> None:
     assert command(folder, tmp_path / "chain.jsonl", "--method", "chain") == 0
     # Without a tree no drafter is loaded.
@@ -317,6 +319,7 @@ def test_a_notebooks_own_pair_and_prompts(folder: Path, tmp_path: Path) -> None:
         evaluation.evaluate(pair, prompts, node=8)
 
 
+@pytest.mark.slow
 def test_slices_and_limit_choose_questions_and_extend_a_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +447,7 @@ def launch(folder: Path, path: Path, processes: int, *more: str) -> list[int | N
     return ended(begin(folder, [path] * processes, *more))
 
 
+@pytest.mark.slow
 def test_two_processes_merge_to_what_one_writes_failures_included(folder: Path, tmp_path: Path) -> None:
     asked = write_questions(tmp_path / "q.jsonl", 5)
     with asked.open("a") as file:
@@ -466,6 +470,7 @@ def machines(tmp_path: Path) -> list[Path]:
     return [tmp_path / "first" / "a.jsonl", tmp_path / "second" / "a.jsonl"]
 
 
+@pytest.mark.slow
 def test_machines_without_a_shared_folder_keep_their_parts(folder: Path, many: Path, machines: list[Path]) -> None:
     """Brought together, the report makes one file of them; what is there is not answered again."""
     asked = ("--question-file", f"{many}/q.jsonl", "--question-end", "4")
@@ -483,6 +488,7 @@ def test_machines_without_a_shared_folder_keep_their_parts(folder: Path, many: P
     assert len(AnswerFile(machines[0]).header()["sessions"]) == 4
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_killed_and_started_again(folder: Path, many: Path, machines: list[Path]) -> None:
     """The same command answers the rest."""
     # Many, so that the other machine still has some to answer when it is killed, however busy this one is.
@@ -503,6 +509,7 @@ def test_a_machine_that_is_killed_and_started_again(folder: Path, many: Path, ma
     assert all(line in found for line in [*before, *lay]), "an answer was computed again"
 
 
+@pytest.mark.slow
 def test_what_a_machine_has_of_another_configuration_is_not_mixed_in(
     folder: Path, machines: list[Path], capfd: Any
 ) -> None:
@@ -519,6 +526,7 @@ def test_what_a_machine_has_of_another_configuration_is_not_mixed_in(
     assert [line["question_id"] for line in lines_of(part)] == [82]
 
 
+@pytest.mark.slow
 def test_processes_that_answer_otherwise_make_no_file(folder: Path, machines: list[Path], capfd: Any) -> None:
     """Such as by what "auto" comes to on another machine: their parts come together afterwards."""
     path, other = machines
@@ -544,6 +552,7 @@ def test_a_run_alone_is_kept_away_from_a_part_that_is_written(folder: Path, tmp_
     assert len(lines_of(path)) == 3 and not part.path.exists()
 
 
+@pytest.mark.slow
 def test_parts_of_a_killed_parallel_run_are_taken_over(folder: Path, tmp_path: Path, many: Path) -> None:
     two, done = tmp_path / "two.jsonl", lines_of(many / "one.jsonl")[:4]
     # Rank 0 died while it wrote its second answer, of other questions than rank 0 has now.
@@ -934,6 +943,7 @@ def test_fastchat_is_imported_only_for_its_templates(
     assert command(folder, tmp_path / "b.jsonl", "--limit", "1", "--conv-template", "llama-2") == 2
 
 
+@pytest.mark.quick("0")
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_the_ceiling_of_each_step_is_written_down(
     temperature: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

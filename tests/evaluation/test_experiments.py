@@ -63,6 +63,7 @@ def test_whole_systems_beside_opt_tree_alone(capsys: pytest.CaptureFixture, monk
     assert "there is no system rasp" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_sampling_costs_at_a_vocabulary(capsys: pytest.CaptureFixture) -> None:
     assert vocabulary.main(["--vocabulary", "500", "--steps", "2", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]

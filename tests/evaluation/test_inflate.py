@@ -97,6 +97,7 @@ def test_every_query_head_keeps_its_key_head(queries: int, keys: int, large_quer
     assert rounding_shift(model, large, prompt(64)) < 1e-4
 
 
+@pytest.mark.slow
 def test_greedy_tokens_and_draft_trees_are_the_small_models() -> None:
     model = copy.deepcopy(tiny("llama")).float()
     large = inflate(model, "64x5")
@@ -193,6 +194,7 @@ def eagle_pair(model: LlamaForCausalLM, sharpening: float | None = None) -> opt_
     return opt_tree.Pair(target, tokenizer, drafter.calibrated(sharpening or 1.0))
 
 
+@pytest.mark.quick("dtype0-None-9", "dtype1-2.0-1")
 @pytest.mark.parametrize(
     ("dtype", "sharpening", "length"), [(torch.float32, None, 9), (torch.float32, 2.0, 1), (torch.float64, None, 1)]
 )
@@ -227,6 +229,7 @@ def test_an_inflated_pair_keeps_the_heads_size_and_frees_the_small_target() -> N
     assert made_of(pair).startswith("inflated target: ") and "the EAGLE head keeps its own size" in made_of(pair)
 
 
+@pytest.mark.slow
 def test_what_reads_other_hidden_states_is_refused_before_anything_is_made() -> None:
     pair = opt_tree.load_pair("demo", drafter="eagle3:demo")
     for drafter in ("eagle3:demo", "graft:1:eagle:demo+store:demo", "exit:demo"):

@@ -193,6 +193,7 @@ def test_a_file_without_a_name_says_what_to_write(tmp_path: Path) -> None:
         POLICIES.named("not_there.py:Trunk")
 
 
+@pytest.mark.slow
 def test_a_drafter_of_a_file_is_a_part_of_others(tmp_path: Path) -> None:
     """Made by a function, from what follows its name."""
     text = "from opt_tree.methods.drafters.tables.ngram import NGramDrafter\n"

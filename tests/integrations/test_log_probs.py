@@ -59,6 +59,7 @@ def by_hand(answer: Generation, sampling: Sampling) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.quick("greedy", "cut")
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_they_are_the_target_s_processed_distribution(decoder, sampling):
     answer = decoder.generate(PROMPT, NEW, sampling, seed=3, log_probs=4)
@@ -100,6 +101,7 @@ def test_a_stop_token_inside_an_accepted_path_ends_them_too(decoder):
         assert answer.log_probs == pytest.approx(whole.log_probs[: inside + 1], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_batches_and_kept_contexts_tell_the_same(decoder):
     prompts = [PROMPT, prompt(5), prompt(20)]
     alone = [decoder.generate(one, NEW, log_probs=3) for one in prompts]

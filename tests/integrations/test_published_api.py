@@ -129,6 +129,7 @@ class TestGeneration:
         with pytest.raises(ValueError, match="max_length=12"):
             published["classic"].spgenerate(IDS, max_length=12)
 
+    @pytest.mark.slow
     def test_it_ends_at_the_tokenizer_s_end_of_text(self, published):
         """The published code went on to the end of the path."""
         model = published["classic"]
@@ -141,6 +142,7 @@ class TestGeneration:
         finally:
             model.pair.tokenizer.eos_token = stopped
 
+    @pytest.mark.slow
     def test_zero_means_off_for_top_p_and_top_k(self, published):
         model = published["classic"]
         texts = []

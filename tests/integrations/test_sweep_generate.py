@@ -35,6 +35,7 @@ def test_calls_are_counted_by_what_came_of_them(capsys, tmp_path):
     assert kind == "wrapped" and {call for call, _, _ in found} == set(FEW)
 
 
+@pytest.mark.quick("<lambda>-greedy, a dict: scores")
 @pytest.mark.parametrize(
     "wrong, told",
     [

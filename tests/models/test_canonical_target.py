@@ -75,6 +75,7 @@ def test_random_trees_have_the_logits_of_one_prefill(kind: str) -> None:
             assert torch.equal(bits(rows[path]), bits(whole[len(context) :]))
 
 
+@pytest.mark.slow
 def test_without_it_a_tree_has_other_logits() -> None:
     """What the other tests see is not there by itself."""
     lm = wrapped()
@@ -133,6 +134,7 @@ def test_what_cannot_be_canonical_is_refused() -> None:
         make_canonical(wrapped("gpt-neox"))
 
 
+@pytest.mark.slow
 def test_float32_needs_packed_weights() -> None:
     lm = wrapped(dtype=torch.float32)
     make_canonical(lm)
@@ -142,6 +144,7 @@ def test_float32_needs_packed_weights() -> None:
     check(lm)
 
 
+@pytest.mark.slow
 def test_rows_of_one_number_have_the_logits_of_one_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA: smaller forwards are padded, larger ones go in parts, and so do prompts and trees."""
     lm, tree, context = wrapped(), random_tree(45, 1, 1), prompt(50)
@@ -266,6 +269,7 @@ def test_the_dtype_of_a_draft_model_changes_no_text(pair: Pair, texts: dict[str,
     assert all(len(one.steps) < NEW for one in found), "drafts were accepted"
 
 
+@pytest.mark.slow
 def test_sampled_with_a_seed_trees_give_the_same_text(pair: Pair, texts: dict[str, Any]) -> None:
     decoder = drafted(pair, "own")
     found = [decoder.generate(one, NEW, Sampling(1.0), seed=3).tokens for one in texts["prompts"]]
@@ -309,6 +313,7 @@ def test_generate_of_transformers_gives_the_same_text(pair: Pair, texts: dict[st
     assert ids[0, len(asked) :].tolist() == texts["greedy"][0]
 
 
+@pytest.mark.slow
 def test_an_early_exit_of_a_compiled_target_is_scored_by_the_whole_of_it(pair, texts, monkeypatch):
     """Its package has other bits than the eager halves."""
     decoder = drafted(pair, "exit:demo")
@@ -326,6 +331,7 @@ def test_an_early_exit_of_a_compiled_target_is_scored_by_the_whole_of_it(pair, t
     assert found.tokens == texts["greedy"][0] and len(forwards) == len(found.steps) + 1 < NEW
 
 
+@pytest.mark.slow
 def test_load_pair_makes_a_target_canonical_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 on a CPU, unless it is told not to; what cannot be so is warned of, and says why."""
     tiny_pair = f"{save_pair(tmp_path)}/target", "ngram"

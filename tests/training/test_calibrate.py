@@ -11,6 +11,7 @@ from opt_tree.training.fitting import calibrate
 from opt_tree.training.fitting.calibrate import Likelihood
 
 
+@pytest.mark.quick("1.0")
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_the_temperature_that_choices_were_drawn_at_is_found(temperature: float) -> None:
     random, likelihood = np.random.default_rng(0), Likelihood()

@@ -97,6 +97,7 @@ def test_it_is_about_as_good_as_the_best_fixed_setting(costs):
     assert modelled(costs, Auto(costs), laws) >= 0.95 * max(rates)
 
 
+@pytest.mark.slow
 def test_a_useless_drafter_is_left_alone():
     """It is tried ever more seldom, and decoding is plain decoding."""
     laws = written_laws({(): (1.0, 0.0, 0.0)}), written_laws({(): (0.0, 0.9, 0.1)})
@@ -106,6 +107,7 @@ def test_a_useless_drafter_is_left_alone():
     assert sizes[0] > 0 and sum(size > 0 for size in sizes[250:]) <= 250 / PATIENCE[1] + 1
 
 
+@pytest.mark.slow
 def test_it_comes_back_when_drafting_pays_again():
     told = {(): (0.0, 1.0, 0.0)}
     auto = Auto(EAGER)
@@ -190,6 +192,7 @@ def test_a_child_earns_what_is_beyond_the_node_that_it_pushes_out():
         assert (None if found is None else found.tolist()) == rows
 
 
+@pytest.mark.slow
 def test_costs_are_measured_once(tmp_path, monkeypatch):
     monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
     monkeypatch.setattr(pricing, "ROUNDS", 3)

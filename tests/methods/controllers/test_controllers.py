@@ -142,6 +142,7 @@ def target() -> CausalLM:
     return CausalLM(build(ARCHITECTURES["llama"]()))
 
 
+@pytest.mark.slow
 def test_a_schedule_takes_its_policies_in_turn_and_changes_no_token(target):
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
     policies = [OptTree(6, 0.0, 3), Static.empty(), Eagle2(2, 2, 5), Static.chain(3)]
@@ -258,6 +259,7 @@ def test_what_a_table_drafts_costs_layers_without_forwards():
     assert costs.of(replace(bare, policy=Static.empty())) == 1.0
 
 
+@pytest.mark.slow
 def test_the_length_of_a_chain_follows_acceptance(target):
     """The target drafts for itself, so that all is accepted; an unrelated model, so that next to nothing is."""
     lengths = {}

@@ -153,6 +153,7 @@ def test_by_enumeration_it_keeps_the_distribution():
     assert len(chosen) > 1 and {policy.verifier for policy in chosen} == {multi_round}
 
 
+@pytest.mark.quick("head")
 @pytest.mark.parametrize("kind", ["draft model", "head"])
 def test_it_reads_the_states_and_the_laws_that_the_models_have_there(kind):
     """Against forwards over the whole text: of the token before the root and of the root."""
@@ -220,6 +221,7 @@ def surveyed(rows: int, seed: int) -> Surveyed:
     return Surveyed(Known(states, torch.randn(rows, SCALARS, generator=random)), tokens, seconds)
 
 
+@pytest.mark.slow
 def test_training_learns_what_there_is_to_learn():
     kept, heldout = surveyed(600, 0), surveyed(300, 1)
     selector = fit(kept, heldout, CHOICE, Plan(width=8, inner=16, epochs=40, lr=1e-2))
@@ -236,6 +238,7 @@ def test_the_loss_is_the_papers():
     assert loss_of(logits, some, 1, plan).item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
     target = CausalLM(build(ARCHITECTURES["llama"]()))
     build(ARCHITECTURES["llama"]()).float().save_pretrained(tmp_path / "target")

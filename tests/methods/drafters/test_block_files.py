@@ -260,6 +260,7 @@ class TestProbe:
         assert drafter.probed[0].clear and own > 2 * other
         assert says in drafter.describe() and "laws from row" not in drafter.describe()
 
+    @pytest.mark.slow
     def test_its_numbers_are_those_of_the_loops(self, tmp_path, monkeypatch):
         monkeypatch.setattr(layer_probe, "_MOST", 12)
         weights, target = block_weights("rnn"), target_of()

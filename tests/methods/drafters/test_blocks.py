@@ -154,6 +154,7 @@ def test_every_law_is_that_of_the_loops(tmp_path, name):
     check_block_laws(drafter, target, loops)
 
 
+@pytest.mark.quick("DFlash, windows")
 @pytest.mark.parametrize("name", ["DFlash, windows", "DFlash 2", "DSpark of DeepSpec, RNN", "Domino"])
 def test_the_text_is_the_target_s_in_float32(tmp_path, name):
     folder, _, _ = written(tmp_path, name)

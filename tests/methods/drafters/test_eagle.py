@@ -24,6 +24,7 @@ from opt_tree.opt import OptTree
 from opt_tree.pool import Frontier
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
+PADDED = Buckets((1, 8, 16), (32, 64))
 
 
 def target_of(architecture: str = "llama") -> CausalLM:
@@ -94,16 +95,15 @@ class Witness(DrafterAround):
 
 
 class TestLaw:
-    @pytest.mark.parametrize("buckets", [None, Buckets((1, 8, 16), (32, 64))], ids=["exact", "padded"])
     @pytest.mark.parametrize(
-        ("architecture", "changes"),
+        ("architecture", "changes", "buckets"),
         [
-            ("llama", {}),
-            ("llama", {"bias": False, "num_key_value_heads": 1}),
-            ("llama", {"num_key_value_heads": 4, "rope_theta": 500.0}),
-            ("gemma3", {}),  # caps its logits
-            ("gpt2", {}),
-            ("opt", {}),
+            ("llama", {}, None),
+            ("llama", {"bias": False, "num_key_value_heads": 1}, PADDED),
+            ("llama", {"num_key_value_heads": 4, "rope_theta": 500.0}, None),
+            ("gemma3", {}, PADDED),  # caps its logits
+            ("gpt2", {}, PADDED),
+            ("opt", {}, None),
         ],
     )
     def test_every_law_is_that_of_a_head_without_a_cache(self, architecture, changes, buckets):
@@ -114,7 +114,7 @@ class TestLaw:
         witness = Witness(EagleDrafter(head, target, buckets))
         steps = list(Decoder(target, witness, POLICY).steps(prompt(9), 7))
         assert len(witness.laws) > 2 * len(steps), "trees should have layers"
-        for context, path, law in witness.laws[::3]:
+        for context, path, law in witness.laws[::7]:
             assert (law - naive.law(context, path)).abs().max() < 1e-10
 
     def test_accepted_tokens_run_again_with_the_target_s_features(self):
@@ -147,7 +147,7 @@ class TestLaw:
         assert Decoder(target, witness, POLICY).generate([7], 20).tokens == plain.tokens
         naive = NaiveHead(head, tiny("llama"))
         assert witness.laws[0][:2] == ([7], [])
-        for context, path, law in witness.laws[:40]:
+        for context, path, law in witness.laws[:20]:
             assert (law - naive.law(context, path, lead=True)).abs().max() < 1e-10
 
 
@@ -158,6 +158,7 @@ class TestText:
         decoder = Decoder(target, EagleDrafter(tiny_head(target.model), target), POLICY)
         plain_texts(decoder, [prompt(20)], 20, model=tiny(architecture))
 
+    @pytest.mark.slow
     def test_a_head_drafts_on_behind_what_it_was_trained_on(self):
         """`max_position_embeddings` of a head is no end of its positions: one warning, the laws of the formula."""
         target = target_of()

@@ -71,6 +71,7 @@ def naive_law(layer, model, text):
     return model.get_output_embeddings()(hidden)[0, -1].log_softmax(-1)
 
 
+@pytest.mark.quick("llama-3-buckets1", "qwen3-2-None")
 @pytest.mark.parametrize(
     ("architecture", "depth", "buckets"),
     [("llama", 1, None), ("llama", 3, Buckets((1, 8, 16), (32, 64))), ("qwen2", 2, None), ("qwen3", 2, None)],
@@ -94,6 +95,7 @@ def test_text_is_the_target_s_own(architecture):
         plain_texts(decoder, [prompt(20)], 16, [Sampling()], deep(architecture))
 
 
+@pytest.mark.slow
 def test_a_target_with_adapters_is_cut_as_the_model_inside(tmp_path):
     """The adapters are in both halves. The exit's own layer has none: its files are those of the bare target."""
     peft = pytest.importorskip("peft")

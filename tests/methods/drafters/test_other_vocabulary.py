@@ -213,6 +213,11 @@ def test_every_verifier_has_a_case():
     assert all(any(exact_for(verifier, policy) for _, policy in CASES) for verifier in LOSSLESS)
 
 
+@pytest.mark.quick(
+    "2-Rheo(nodes=2, threshold=0.0, max_depth=2)",
+    "5-OptTree(nodes=3, threshold=0.0, max_depth=2)",
+    "5-Sampled(widths=(2,), replacement=False)",
+)
 @pytest.mark.parametrize(("overlap", "policy"), CASES, ids=str)
 def test_every_verifier_keeps_the_law_of_six_tokens_with_a_draft_model_of_five(overlap, policy):
     """Exact enumeration of every tree and every verdict: the law of the next tokens is p to 1e-12."""
@@ -292,6 +297,7 @@ def folder(tmp_path_factory):
 POLICY = OptTree(9, 0.0, 4)
 
 
+@pytest.mark.slow
 def test_a_pair_of_unlike_tokenizers_loads_by_lm_and_keeps_the_text(folder):
     pair = load_pair(f"{folder}/target", f"lm:{folder}/draft", **FP64)
     assert isinstance(pair.drafter, OtherVocabulary) and assistant_of(pair.drafter) is None

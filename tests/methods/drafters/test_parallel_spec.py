@@ -76,6 +76,7 @@ def expected(head, context):
     return torch.stack(laws)
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("pairs", [512, 3])
 def test_a_mask_sees_the_true_pairs_and_the_masks_before_it(pairs, monkeypatch):
     """What a step's one forward says, over steps that accept and steps that do not, is what fresh forwards say."""

@@ -78,6 +78,7 @@ KINDS = {
 }
 
 
+@pytest.mark.quick("eagle", "dflash", "exit")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_head_s_laws_are_the_same_for_a_target_that_divides_its_logits(kind):
     found = []
