@@ -163,6 +163,7 @@ def lm() -> CausalLM:
 PACKAGED = [negated, another_head, hooked, adapted, number_by_data, quantised]
 
 
+@pytest.mark.quick("negated-False", "hooked-False", "adapted-False", "number_by_data-False", "quantised-False")
 @pytest.mark.parametrize(
     ("change", "compiled"),
     [*((change, False) for change in CHANGES), *((change, True) for change in PACKAGED)],
@@ -192,6 +193,7 @@ def test_the_next_text_is_the_changed_models(change, compiled, lm, fake):
             assert twin.generate(prompt(9), NEW).tokens == expected
 
 
+@pytest.mark.slow
 def test_a_change_is_seen_by_a_batch_first(lm, fake):
     decoder = decoder_of(lm)
     assert compile_forwards(lm)
@@ -203,6 +205,7 @@ def test_a_change_is_seen_by_a_batch_first(lm, fake):
     assert [one.tokens for one in found] == [expected] * 3
 
 
+@pytest.mark.slow
 def test_compiled_again_it_is_fast_again(lm, fake):
     assert compile_forwards(lm)
     negated(lm.model)
