@@ -489,27 +489,6 @@ def test_machines_without_a_shared_folder_keep_their_parts(folder: Path, many: P
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_killed_and_started_again(folder: Path, many: Path, machines: list[Path]) -> None:
-    """The same command answers the rest."""
-    # Many, so that the other machine still has some to answer when it is killed, however busy this one is.
-    asked = ("--question-file", f"{many}/q.jsonl")
-    children, part = begin(folder, machines, *asked), machines[1].with_name("a.jsonl.part1")
-    give_up = time.monotonic() + 300
-    while time.monotonic() < give_up and not lines_in(part):
-        time.sleep(0.002)
-    os.kill(children[1].pid, signal.SIGKILL)
-    assert ended(children) == [0, -signal.SIGKILL]
-    before, lay = AnswerFile(machines[0]).read(), AnswerFile(part).read()
-    whole = lines_of(many / "one.jsonl")
-    assert 6 <= len(before) < len(whole)
-    assert ended(begin(folder, machines, *asked)) == [0, 0]
-    assert not machines[0].exists(), "neither sees all parts"
-    found = sorted([*AnswerFile(machines[0]).read(), *AnswerFile(part).read()], key=lambda line: line["question_id"])
-    assert but_for_times(found) == but_for_times(whole)
-    assert all(line in found for line in [*before, *lay]), "an answer was computed again"
-
-
-@pytest.mark.slow
 def test_what_a_machine_has_of_another_configuration_is_not_mixed_in(
     folder: Path, machines: list[Path], capfd: Any
 ) -> None:

@@ -23,7 +23,6 @@ from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.block_verification import block
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.traversal_verification import traversal
-from opt_tree.models.canonical import make_canonical
 from opt_tree.recorder import Recorder
 from opt_tree.tools.presets import plain
 
@@ -200,22 +199,3 @@ def test_a_ragged_batch(decoder):
     for place, (mine, its) in enumerate(zip(found.scores, expected.scores, strict=True)):
         for row, (end,) in enumerate(ends):
             torch.testing.assert_close(mine[row], its[row] if place <= end else torch.zeros(VOCAB))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("kernel")
-def test_a_canonical_target_gives_plain_decodings_bits():
-    decoder = decoder_of(copy.deepcopy(tiny("llama")).to(torch.bfloat16))
-    make_canonical(decoder.target)
-    for sampling in SAMPLINGS.values():
-        answer = decoder.generate(PROMPT, NEW, sampling, log_probs=3)
-        expected = plain(decoder.target).generate(PROMPT, NEW, sampling, log_probs=3)
-        assert len(answer.steps) < NEW and answer.tokens == expected.tokens
-        assert answer.log_probs == expected.log_probs and answer.top_log_probs == expected.top_log_probs
-    model, ids = decoder.target.model, torch.tensor([PROMPT])
-    found, expected = (
-        model.generate(ids, max_new_tokens=NEW, do_sample=False, custom_generate=custom_generate(one), **KEPT)
-        for one in (decoder, plain(decoder.target))
-    )
-    for kind in ("scores", "logits"):
-        assert all(map(torch.equal, found[kind], expected[kind]))
