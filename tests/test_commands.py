@@ -101,6 +101,7 @@ def commands() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_help_and_a_mistyped_flag_wait_for_no_torch():
     """One process for all of them: what is heavy cannot be imported there."""
     listing = ["opt_tree", "opt_tree --help", "opt_tree calibrat"]

@@ -84,6 +84,7 @@ def test_the_bigram_drafter_says_what_it_counted() -> None:
     assert root_of(drafter, [1]).values.isneginf().all(), "a new prompt begins from nothing"
 
 
+@pytest.mark.slow
 def test_the_bigram_drafter_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     bigrams = example("drafter")["Bigrams"]
     monkeypatch.setitem(KINDS._all, "bigrams", Kind("bigrams", lambda path, target, options: bigrams(), "a table"))
@@ -127,6 +128,7 @@ def test_the_published_rule_is_proved_and_the_wrong_one_refuted() -> None:
     assert published and equality and not on_the_best
 
 
+@pytest.mark.slow
 def test_the_stages_follow_their_plan_and_change_nothing() -> None:
     answer = example("controller")["main"]()
     assert answer.tokens == plain(answer.prompt, 48)

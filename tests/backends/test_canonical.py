@@ -230,6 +230,7 @@ def test_a_sum_from_the_right_is_noticed(others: dict[str, Attend]) -> None:
     assert not agrees_with_the_definition(others["from_the_right"])
 
 
+@pytest.mark.slow
 def test_a_softmax_by_blocks_is_noticed(others: dict[str, Attend]) -> None:
     """As an online softmax is one: what is scaled by the largest score of a block, then by that of all."""
     assert not leaves_no_trace(others["by_blocks"], torch.float32)

@@ -239,6 +239,7 @@ def test_buckets_and_a_large_prefill(compiled):
         assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < CLOSE
 
 
+@pytest.mark.quick("gpt2")
 @pytest.mark.parametrize("architecture", ["gemma3", "gpt2"])
 def test_exported_bodies_compute_what_eager_ones_do(architecture, fake):
     """The graph without its compiler, over two capacities."""
@@ -469,6 +470,7 @@ def test_two_processes_write_one_package(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"package"}, "nothing half-made is left"
 
 
+@pytest.mark.slow
 def test_the_second_of_two_waits_and_takes_the_first_ones_package(fake, monkeypatch):
     """Between looking and the lock another process has made it."""
     lm = CausalLM(tiny("llama"))
@@ -514,6 +516,7 @@ def test_who_has_no_home_has_no_cache_and_is_told_how_to_have_one(monkeypatch, t
         packages.package_of({}).ensure(lambda: None)
 
 
+@pytest.mark.slow
 def test_load_pair_compiles_both_models(fake, monkeypatch):
     asked: list[tuple[str, bool]] = []
     monkeypatch.setattr(pairs, "compile_forwards", lambda lm, make: not asked.append((lm.name, make)))

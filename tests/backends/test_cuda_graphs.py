@@ -43,6 +43,7 @@ def scored(lm: CausalLM, context: list[int], rows: int) -> Tensor:
     return lm.score(random_tree(rows, seed=rows, root=1)).logits.clone()
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2", "opt"])
 def test_every_shape_computes_what_eager_forwards_do(architecture):
     """Buckets that are one short, full and one over; then all again, over buffers full of an earlier forward."""
@@ -66,12 +67,7 @@ def test_growth_drops_what_holds_addresses():
     assert not {id(call) for call in calls.values()} & {id(call) for call in lm.engine._calls.values()}
 
 
-@pytest.mark.quick(
-    "draft-OptTree(nodes=9, threshold=0.0, max_depth=4)",
-    "head-Eagle2(top_k=3, depth=3, nodes=9)",
-    "trimmed head-OptTree(nodes=20, threshold=0.0, max_depth=4)",
-    "copying-OptTree(nodes=9, threshold=0.0, max_depth=4)",
-)
+@pytest.mark.quick("draft-OptTree(nodes=9, threshold=0.0, max_depth=4)")
 @pytest.mark.parametrize("policy", [OptTree(9, 0.0, 4), Eagle2(3, 3, 9), OptTree(20, 0.0, 4)], ids=str)
 @pytest.mark.parametrize("kind", ["draft", "head", "trimmed head", "copying"])
 def test_the_best_tokens_are_picked_in_the_forward(kind, policy, monkeypatch):

@@ -298,6 +298,7 @@ def test_unpacked_is_refused_beside_compile():
     assert not pair.target.eager.packed
 
 
+@pytest.mark.slow
 def test_a_pair_is_packed_as_a_whole():
     """The target, a draft model or a head with the target's output layer, and the halves of an early exit."""
     pair = load_pair("demo", eagle="demo", dtype="float32")

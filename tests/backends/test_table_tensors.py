@@ -146,7 +146,7 @@ def drafter_of(name: str, target: CausalLM, lm: CausalLM) -> Any:
     return {**DRAFTERS, **ONE_PASS}[name](lm, target)
 
 
-@pytest.mark.quick("graft of a head", "copy of a draft model", "graft of one pass")
+@pytest.mark.quick("graft of a head")
 @pytest.mark.parametrize("name", sorted(JOINED))
 def test_models_beside_tables(name):
     """In both widths; a second text begins anew, and an accepted path is caught up with."""

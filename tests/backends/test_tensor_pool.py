@@ -122,6 +122,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.quick("3-chain", "3-holes", "3-opt, one node", "40-holes", "40-opt, one node")
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @pytest.mark.parametrize("columns", [3, 40])
 def test_trees_are_those_of_the_host(name, columns):

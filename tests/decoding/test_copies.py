@@ -60,7 +60,7 @@ def lengths(result: Generation) -> list[int]:
     return result.accept_lengths
 
 
-@pytest.mark.quick("independent-pickle", "plain-pickle", "eagle-deepcopy")
+@pytest.mark.quick("plain-pickle", "eagle-deepcopy")
 @pytest.mark.parametrize(("kind", "how"), [*((kind, "pickle") for kind in DECODERS), ("eagle", "deepcopy")])
 def test_a_copy_decodes_the_same_text_in_the_same_steps(kind, how):
     decoder, sampling = DECODERS[kind](), Sampling(0.8)
@@ -72,7 +72,7 @@ def test_a_copy_decodes_the_same_text_in_the_same_steps(kind, how):
         assert copied.target is not decoder.target
 
 
-@pytest.mark.quick("store:demo", "copy:lm:demo")
+@pytest.mark.quick("store:demo")
 @pytest.mark.parametrize("spec", ["store:demo", "copy:lm:demo", "graft:2:lm:demo+store:demo", "recycling", "ngram"])
 def test_a_decoder_that_looks_up_is_pickled(spec):
     pair = load_pair("demo", spec, dtype="float32", exact=False)

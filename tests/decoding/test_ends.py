@@ -142,6 +142,7 @@ class TestTheTargetsOwnEnds:
         ]
         assert [token for step in decoder.steps(prompt(9), 30, stop=None) for token in step.tokens][:30] == text
 
+    @pytest.mark.quick("tree")
     def test_strings_alone_keep_the_ends_and_tokens_replace_them(self, decoder, text):
         decoder.target.model.generation_config.eos_token_id = text[9]
         length = text.index(text[9]) + 1
@@ -152,6 +153,7 @@ class TestTheTargetsOwnEnds:
         other = next(token for token in text if token not in text[:length])
         assert decoder.generate(prompt(9), 30, stop=Stop({other})).tokens == text[: text.index(other) + 1]
 
+    @pytest.mark.quick("tree")
     def test_custom_generate_has_the_criteria_of_transformers_and_no_more(self, decoder, text):
         model = decoder.target.model
         model.generation_config.eos_token_id = text[9]

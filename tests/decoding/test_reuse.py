@@ -64,7 +64,7 @@ def compare(plain, reusing, sampling=Sampling(), steps=True, context=False):
     return found
 
 
-@pytest.mark.quick("lm", "eagle", "dspark", "store", "graft")
+@pytest.mark.quick("lm", "store")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_every_kind_of_drafter(kind):
     """The same trees too: a drafter that resumed at the wrong place would draft others."""
@@ -140,6 +140,7 @@ def test_side_by_side_each_lane_keeps_its_own():
         assert [result.reused > 0 for result in found] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_a_text_that_stopped_inside_a_tree_goes_on():
     """What the target accepted behind the stop is not what the next prompt says."""
     pair = [Decoder(CausalLM(target_model()), small(), POLICY) for _ in range(2)]
@@ -204,7 +205,7 @@ def test_steps_take_it_too_and_an_interrupted_one_leaves_what_is_true():
     assert pair[1].target.work.tokens < pair[0].target.work.tokens + 25
 
 
-@pytest.mark.quick("lm", "eagle", "dspark", "store")
+@pytest.mark.quick("lm", "eagle", "store")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_text_goes_on_behind_one_whose_processor_failed(kind):
     """It fails when the tree is scored, and what the drafter was to learn of the step never comes."""

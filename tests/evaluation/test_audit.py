@@ -18,6 +18,8 @@ import opt_tree
 from evaluation import audit
 from opt_tree.tools import presets
 
+pytestmark = pytest.mark.slow
+
 LENGTH, END = 24, VOCAB - 1
 SEEDS = range(3)
 
@@ -52,7 +54,6 @@ def other(pair, tokens, place):
     return [*tokens[:place], (tokens[place] + 1) % pair.target.vocab, *tokens[place + 1 :]]
 
 
-@pytest.mark.slow
 def test_a_planted_token_is_a_defect_and_its_place_is_told(pair, auditor, plain, capsys):
     texts = [
         audit.Written(n, ids, other(pair, tokens, 9) if n == 1 else tokens) for n, (ids, tokens) in enumerate(plain)
@@ -65,7 +66,6 @@ def test_a_planted_token_is_a_defect_and_its_place_is_told(pair, auditor, plain,
     assert "theirs (a), and plain decoding in float32 here (b)" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_text_in_bfloat16_parts_by_a_tie(pair, auditor):
     """transformers' own `generate`, whose forwards round as bfloat16 does."""
     for n in range(12):
@@ -116,7 +116,6 @@ class Engine(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.slow
 def test_an_engine_is_asked_and_its_defect_is_the_exit_status(pair, plain, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(audit.models, "load_target", lambda *_: pair)
     asks = [" ".join(pair.tokenizer.convert_ids_to_tokens(ids)) for ids, _ in plain]

@@ -16,7 +16,7 @@ from opt_tree.tools.presets import plain
 NEW = 30
 
 
-pytestmark = pytest.mark.usefixtures("kernel")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("kernel")]
 
 
 @pytest.mark.parametrize("asked", [prompt(1), prompt(40)])
@@ -35,7 +35,6 @@ def test_other_arithmetic_is_not_certified() -> None:
     assert found.equal < found.rows == NEW and not found.whole
 
 
-@pytest.mark.slow
 def test_a_file_is_certified_and_others_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file = tmp_path / "a.jsonl"
     pair = save_pair(tmp_path)

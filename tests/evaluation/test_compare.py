@@ -303,6 +303,7 @@ def test_the_grid_knows_judges_children_and_sharpening() -> None:
     assert {c.sharpening for c in cells if c.temperature == 1} == {"bare"}
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_only_registered_is_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shallow = Method("shallow", lambda nodes: OptTree(nodes, 0.0, max_depth=2), "two layers")
     monkeypatch.setitem(registry.POLICIES._all, "shallow", shallow)

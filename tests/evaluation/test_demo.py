@@ -380,6 +380,7 @@ def transformers_assisted(pair, prompt, limit, sampling=Sampling(), seed=0, assi
     return transformers_greedy(pair, prompt, limit, sampling, seed, **options)
 
 
+@pytest.mark.slow
 def test_transformers_decodes_what_the_plain_loop_does(pair):
     prompt = pair.encode("hello")
     expected = plain(pair.target).generate(prompt, 30, stop=pair.stop).tokens
@@ -400,6 +401,7 @@ def test_the_baselines_stop_where_the_loop_does(pair):
     assert transformers_assisted(stopping, prompt, 30).tokens == until
 
 
+@pytest.mark.slow
 def test_the_checkpoints_own_generation_defaults_do_not_bend_the_baseline(pair, monkeypatch):
     prompt = pair.encode("hello")
     expected = plain(pair.target).generate(prompt, 30).tokens

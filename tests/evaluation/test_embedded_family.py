@@ -121,6 +121,7 @@ def test_prompts_to_train_on_are_repeatable_and_distinct(corpus: Path, tokenizer
         assert Document(messages=({"role": "user", "content": prompt},)).split == "train"
 
 
+@pytest.mark.slow
 def test_a_stream_holds_every_token_of_every_document_once(corpus, tokenizer, streams):
     documents = [document for name in _names() for document in read_corpus(corpus, name) if document.split == "train"]
     texts = [tokenizer(render(document, tokenizer), add_special_tokens=False)["input_ids"] for document in documents]
@@ -229,6 +230,7 @@ def test_uneven_batches_are_named(tokenizer: PreTrainedTokenizerFast, streams: S
         parse_epochs("chat_x=1", _names())
 
 
+@pytest.mark.slow
 def test_own_outputs_are_the_targets_greedy_answers(target, tokenizer, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64)
     prompts = ["What does cat number 3 eat?", "Why?", "What does the very old yak number 15 eat on Sundays?"]

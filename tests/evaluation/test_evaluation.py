@@ -218,6 +218,7 @@ def test_the_header_says_what_made_the_file(answers: Path, answered: dict[str, P
     assert drawn["seed"] == 5 and drawn["temperature"] == 0.8
 
 
+@pytest.mark.slow
 def test_more_choices_differ_only_above_temperature_zero(folder: Path, tmp_path: Path, drawn: Path) -> None:
     assert command(folder, tmp_path / "cold.jsonl", "--num-choices", "2", "--limit", "1") == 0
     cold, warm = lines_of(tmp_path / "cold.jsonl"), lines_of(drawn)
@@ -226,6 +227,7 @@ def test_more_choices_differ_only_above_temperature_zero(folder: Path, tmp_path:
     assert all(line["choices"][0]["token_ids"] != line["choices"][1]["token_ids"] for line in warm)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_text_whatever_the_tree_and_the_order(folder: Path, tmp_path: Path, drawn: Path) -> None:
     asked = ("--temperature", "0.8", "--seed", "5", "--method", "chain", "--question-begin", "2")
     assert command(folder, tmp_path / "b.jsonl", *asked) == 0
@@ -289,6 +291,7 @@ def test_a_notebook_does_what_the_command_does(folder: Path, tmp_path: Path, ans
     assert AnswerFile(tmp_path / "b.jsonl").header()["settings"] == AnswerFile(answers).header()["settings"]
 
 
+@pytest.mark.slow
 def test_a_notebooks_own_policy(folder: Path, tmp_path: Path) -> None:
     pair = opt_tree.load_pair(f"{folder}/target", f"lm:{folder}/draft", dtype="float64", device="cpu")
     chain, file = opt_tree.Static.chain(3), tmp_path / "a.jsonl"
@@ -299,6 +302,7 @@ def test_a_notebooks_own_policy(folder: Path, tmp_path: Path) -> None:
         evaluation.evaluate(pair, ["Name a fish."], file, policy=opt_tree.Static.chain(2), max_new_tokens=12)
 
 
+@pytest.mark.slow
 def test_a_notebooks_own_pair_and_prompts(folder: Path, tmp_path: Path) -> None:
     pair = opt_tree.load_pair(f"{folder}/target", f"lm:{folder}/draft", dtype="float64", device="cpu")
     prompts, file = ["Name a fish.", "Why?"], tmp_path / "a.jsonl"
@@ -519,6 +523,7 @@ def test_processes_that_answer_otherwise_make_no_file(folder: Path, machines: li
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_run_alone_is_kept_away_from_a_part_that_is_written(folder: Path, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "a.jsonl"
     part = AnswerFile(path).part(1)
@@ -680,6 +685,7 @@ def test_a_broken_line_in_the_middle_of_an_answer_file_is_named(folder: Path, an
     assert f"{answers}, line 2" in error_of(capsys)
 
 
+@pytest.mark.slow
 def test_a_question_longer_than_the_context_fails_alone(folder: Path, tmp_path: Path, capsys: Any) -> None:
     asked = tmp_path / "long.jsonl"
     long = {"question_id": 84, "category": "writing", "turns": ["a" * CONTEXT]}
@@ -695,6 +701,7 @@ def test_a_question_longer_than_the_context_fails_alone(folder: Path, tmp_path: 
     assert report["failed"] == 1 and report["overall"]["questions"] == 3
 
 
+@pytest.mark.slow
 def test_an_exception_in_one_question_is_recorded_and_tried_again(
     folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -913,6 +920,7 @@ def test_seeds_differ_in_every_respect() -> None:
     assert len(seeds) == 5 and all(0 <= seed < 2**63 for seed in seeds)
 
 
+@pytest.mark.slow
 def test_fastchat_is_imported_only_for_its_templates(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

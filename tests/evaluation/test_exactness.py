@@ -19,6 +19,8 @@ from evaluation.divergence import LIMIT, Explainer
 from opt_tree.cache import KVCache
 from opt_tree.tools import presets
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 32
 
 
@@ -74,7 +76,6 @@ def test_two_tokens_with_the_same_logit_are_a_tie(dtype: torch.dtype) -> None:
     assert found.gap <= found.noise
 
 
-@pytest.mark.slow
 def test_the_noise_is_the_dtypes_own() -> None:
     noise = {}
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -87,7 +88,6 @@ def test_the_noise_is_the_dtypes_own() -> None:
     assert 1000 < noise[torch.float16] / noise[torch.float32] < 60000
 
 
-@pytest.mark.slow
 def test_half_precision_trees_part_from_plain_decoding_by_ties_only() -> None:
     target = opt_tree.CausalLM(llama(torch.bfloat16))
     drafter = opt_tree.CausalLMDrafter(opt_tree.CausalLM(perturbed(llama(), 0.05)))
@@ -117,7 +117,6 @@ def test_a_cache_that_keeps_the_wrong_rows_is_a_defect(monkeypatch: pytest.Monke
     assert (found.verdict, found.best) == ("defect", expected[found.position])
 
 
-@pytest.mark.quick("sampling0")
 @pytest.mark.parametrize("sampling", [opt_tree.Sampling(1.0), opt_tree.Sampling(0.7, top_p=0.9)])
 def test_sampled_generations_are_judged_by_their_race(sampling: opt_tree.Sampling) -> None:
     model = llama(torch.bfloat16)

@@ -98,6 +98,7 @@ def test_a_hybrid_scores_a_tree_in_one_forward(
     assert float(seven["logits off by"]) < 1e-3
 
 
+@pytest.mark.slow
 def test_how_much_the_linear_programme_is_worth(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contested, "CONTESTED", (2, 8))
     short = ["--dtype", "float32", "--limit", "1", "--max-new-tokens", "6", "--laws", "2"]

@@ -13,6 +13,8 @@ from evaluation.timing import Timed, Timings, interleave
 from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.policies.costs import Costs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -28,7 +30,6 @@ def decode(folder: Path, flags: str) -> int:
     return latency.main(f"{models} --max-new-tokens 5 --dtype float64 --device cpu --json {flags}".split())
 
 
-@pytest.mark.slow
 def test_lanes_are_compared_with_transformers_padded_batch(folder: Path, capsys: pytest.CaptureFixture) -> None:
     assert decode(folder, "--lanes 1,2 --nodes 4") == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
@@ -42,7 +43,6 @@ def test_lanes_are_compared_with_transformers_padded_batch(folder: Path, capsys:
     assert latency.main(["--lanes", "0"]) == 2
 
 
-@pytest.mark.slow
 def test_trees_by_steps_on_the_device_have_lines_of_their_own(folder: Path, capsys: pytest.CaptureFixture) -> None:
     assert decode(folder, "--nodes 4 --on-device") == 0
     rows = {row["method"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
@@ -89,7 +89,6 @@ def test_auto_is_set_beside_the_best_of_the_grid_by_either_clock() -> None:
     assert auto_over_others(Timings({name: found[name] for name in ("auto", "plain")})) == []
 
 
-@pytest.mark.slow
 def test_the_command_ends_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setattr(latency, "auto", lambda *_: Auto(Costs.straight(5e-3, 5e-3, 1e-4, 1e-3, 3e-5)))
     assert decode(folder, "--nodes 3,auto --thresholds 0.1,0.5 --limit 2") == 0

@@ -143,6 +143,7 @@ def test_a_controller_of_a_file_runs_the_published_command(folder: Path, tmp_pat
     assert answer["choices"][0]["tree_nodes"][:2] == [0, 0], "two steps without a tree"
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_is_not_gone_on_with(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

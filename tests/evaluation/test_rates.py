@@ -12,6 +12,8 @@ from evaluation.compare.rates import KINDS, Counts, measuring_tree
 from opt_tree import Decoder, Generation, Sampling, Stop, TreePolicy, Verifier, match
 from opt_tree.methods.policies.sequoia import SequoiaTree
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = [1, 2]
 TARGET, DRAFT = (0.3, 0.1, 0.2, 0.4), (0.7, 0.2, 0.06, 0.04)
 
@@ -59,7 +61,6 @@ def test_measuring_tree_is_the_product_rule(width: int, depth: int) -> None:
     assert sorted(paths) == sorted(path for path in everything if prod(rank + 1 for rank in path) <= width)
 
 
-@pytest.mark.slow
 def test_rates_of_best_children_are_the_targets_law_by_rank() -> None:
     """Matched draws accept the child of rank r exactly when the target draws that token, at every depth."""
     counts = count("TopK", 4, 2, 40)
@@ -70,7 +71,6 @@ def test_rates_of_best_children_are_the_targets_law_by_rank() -> None:
     assert len(set(counts.tried[0])) == 1 and list(counts.tried[1]) == sorted(counts.tried[1], reverse=True)
 
 
-@pytest.mark.quick("IID")
 @pytest.mark.parametrize("kind", ["WithoutReplacement", "IID"])
 def test_rates_of_drawn_children_are_those_of_their_rounds(kind: str) -> None:
     counts = count(kind, 2, 1, 40)
@@ -84,7 +84,6 @@ def test_the_two_kinds_of_drawing_differ() -> None:
     assert rounds("WithoutReplacement")[1] > rounds("IID")[1] + 0.08
 
 
-@pytest.mark.quick("TopK")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_tried_and_accepted_adds_up(kind: str) -> None:
     siblings, verifier = KINDS[kind]
@@ -118,7 +117,6 @@ def test_rates_end_where_too_little_was_tried() -> None:
         counts.rates(500)
 
 
-@pytest.mark.slow
 def test_trees_of_measured_rates_keep_their_promise() -> None:
     """Where acceptance is positional, as here, a step emits as many tokens as the tree's value says."""
     tree = SequoiaTree(count("TopK", 4, 2, 40).rates(50).by_rank, nodes=7, depth=3)

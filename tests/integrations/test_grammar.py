@@ -19,6 +19,8 @@ from opt_tree.models.causal_lm import CausalLM
 from opt_tree.opt import OptTree
 from opt_tree.sampling import Sampling
 
+pytestmark = pytest.mark.slow
+
 PROMPT = prompt(12)
 IDS = torch.tensor([PROMPT])
 OPTIONS: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 30, "do_sample": False}
@@ -97,7 +99,6 @@ def test_plain_decoding_takes_it_as_transformers_does(model):
     )
 
 
-@pytest.mark.slow
 def test_asked_with_its_own_history_it_is_exact(model, decoder):
     expected = generated(model, OneStateACall(strict=True))
     assert expected != generated(model)
@@ -105,7 +106,6 @@ def test_asked_with_its_own_history_it_is_exact(model, decoder):
     assert generated(model, FromHistory(Cycle(), len(PROMPT))) == expected, "in plain generate, too"
 
 
-@pytest.mark.slow
 def test_a_batch_is_asked_about_row_by_row_and_nothing_else_is_answered_for_all(model, decoder):
     """The door shows a row as if the whole batch were that row; plain generate shows other texts."""
     rows = torch.cat([IDS, IDS.flip(1)])
@@ -120,7 +120,6 @@ def test_a_batch_is_asked_about_row_by_row_and_nothing_else_is_answered_for_all(
         model.generate(rows, **options, logits_processor=[FromHistory(Cycle(), len(PROMPT))])
 
 
-@pytest.mark.slow
 def test_sampled_text_keeps_to_the_grammar(decoder):
     for seed in range(3):
         sampling = Sampling(1.0, processors=(FromHistory(Cycle(), len(PROMPT)),))

@@ -132,6 +132,7 @@ class TestBinding:
         )
         assert (bound.received, bound.ended) == (plain.received, 1)
 
+    @pytest.mark.quick("3", "8")
     @pytest.mark.parametrize("start", [3, 8, 17, 30])
     def test_bound_stop_strings_stop_where_transformers_does(self, model, decoder, text, start):
         letters = tiny_tokenizer()

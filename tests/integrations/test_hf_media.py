@@ -16,6 +16,8 @@ from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.opt import OptTree
 
+pytestmark = pytest.mark.slow
+
 IMAGE = VOCAB - 1
 PATCHES = 4
 POLICY = OptTree(nodes=10, threshold=0.1, max_depth=5)
@@ -85,7 +87,6 @@ def decoder(model: Any) -> Decoder:
     return Decoder(CausalLM(model), drafter, POLICY)
 
 
-@pytest.mark.quick("llava-0-1")
 @pytest.mark.parametrize(("before", "after"), [(6, 9), (0, 1), (20, 3)])
 def test_the_text_behind_an_image_is_that_of_plain_generate(model, decoder, before, after):
     """Windows shorter than the prompt included: the image may lie beyond them or within."""

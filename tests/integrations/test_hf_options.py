@@ -289,6 +289,7 @@ class TestStopStrings:
         assert out[0, len(PROMPT) :].tolist() == TEXT
 
 
+@pytest.mark.slow
 def test_a_seed_may_be_given_to_generate_itself(model, decoder):
     options = {
         "attention_mask": MASK,

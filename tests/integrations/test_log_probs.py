@@ -58,7 +58,7 @@ def by_hand(answer: Generation, sampling: Sampling) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.quick("greedy", "cut")
+@pytest.mark.quick("greedy")
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_they_are_the_target_s_processed_distribution(decoder, sampling):
     answer = decoder.generate(PROMPT, NEW, sampling, seed=3, log_probs=4)
@@ -74,6 +74,7 @@ def test_they_are_the_target_s_processed_distribution(decoder, sampling):
         assert list(place) == list(expected) and place == pytest.approx(expected)
 
 
+@pytest.mark.quick("policy1-traversal")
 @pytest.mark.parametrize(
     ("policy", "verifier"),
     [(Sampled.chain(3), block), (Sampled.chains(3, 3), traversal), (Sampled.kary(2, 3), multi_round)],
@@ -88,6 +89,7 @@ def test_every_way_of_judging_tells_of_the_tokens_that_it_emitted(policy, verifi
     )
 
 
+@pytest.mark.slow
 def test_a_stop_token_inside_an_accepted_path_ends_them_too(decoder):
     whole = decoder.generate(PROMPT, NEW, log_probs=2)
     ends = [sum(whole.accept_lengths[:step]) for step in range(1, len(whole.steps))]
@@ -142,6 +144,7 @@ def outputs(model: Any, decoder: Decoder, ids: torch.Tensor, **options: Any) -> 
     )
 
 
+@pytest.mark.quick("options2")
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.7}, {"min_new_tokens": 9, "eos_token_id": 5}])
 def test_scores_and_logits_are_those_of_transformers(decoder, options):
     model = decoder.target.model

@@ -23,6 +23,7 @@ def copied(tmp_path, monkeypatch) -> str:
     return str(REPOSITORY)
 
 
+@pytest.mark.quick("ngram")
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 def test_the_repository_generates_what_the_model_does(copied, drafter):
     model = tiny("llama")

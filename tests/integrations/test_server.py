@@ -213,6 +213,7 @@ def test_what_cannot_be_had_is_refused_by_its_name(running, field):
     assert error["message"].startswith(why) and "\n" not in error["message"]
 
 
+@pytest.mark.slow
 def test_a_tree_that_there_is_not_is_told_before_anybody_asks():
     with pytest.raises(ValueError, match="the server's own tree: no policy is called 'opd'; there are binary,"):
         service_of("demo", ["ngram"], Options(dtype="float32", lanes=1, policy="opd"))
@@ -230,6 +231,7 @@ def test_what_is_too_long_is_refused(running):
     assert running.client.get("/v1/engines").json()["error"]["message"] == "Not Found"
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_away_ends_its_work_and_a_full_queue_says_so(running, monkeypatch):
     """Five are under way or wait: the sixth is refused. Then all clients leave, the streams and the others.
 

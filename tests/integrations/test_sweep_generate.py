@@ -8,6 +8,8 @@ from integrations import sweep_generate as sweep
 
 from opt_tree.integrations import hf_generate
 
+pytestmark = pytest.mark.slow
+
 FEW = ("greedy, a dict", "num_beams", "a padded batch", "token_healing")
 
 
@@ -22,7 +24,6 @@ def few_calls(monkeypatch):
     monkeypatch.setattr(sweep, "calls", lambda made: (call for call in every(made) if call[0] in FEW))
 
 
-@pytest.mark.slow
 def test_calls_are_counted_by_what_came_of_them(capsys, tmp_path):
     assert sweep.main(["llama", "bloom", "jamba", "blt", "--json", str(tmp_path / "found.json")], here) == 0
     said = capsys.readouterr().out
@@ -35,7 +36,6 @@ def test_calls_are_counted_by_what_came_of_them(capsys, tmp_path):
     assert kind == "wrapped" and {call for call, _, _ in found} == set(FEW)
 
 
-@pytest.mark.quick("<lambda>-greedy, a dict: scores")
 @pytest.mark.parametrize(
     "wrong, told",
     [

@@ -316,6 +316,7 @@ def test_load_pair_makes_a_target_canonical_by_itself(tmp_path: Path, monkeypatc
         load_pair(*tiny_pair, dtype="bfloat16", canonical=True)
 
 
+@pytest.mark.slow
 def test_other_dtypes_and_devices_stay_as_they_are() -> None:
     lm = wrapped(dtype=torch.float32)
     make_exact(lm)

@@ -265,6 +265,21 @@ def test_a_copy_knows_what_had_changed(lm):
     assert twin.model is not lm.model and twin.change() == snapshot.change() == ("lm_head.weight was changed", False)
 
 
+@pytest.mark.quick(
+    "dtype0-shape0",
+    "dtype0-shape3",
+    "dtype0-shape6",
+    "dtype1-shape0",
+    "dtype1-shape3",
+    "dtype1-shape6",
+    "dtype2-shape0",
+    "dtype2-shape3",
+    "dtype2-shape6",
+    "dtype2-shape9",
+    "dtype3-shape2",
+    "dtype3-shape6",
+    "dtype3-shape9",
+)
 @pytest.mark.parametrize("shape", [(61, 32), (32, 61), (32, 32), (7, 1), (1, 7), (5,), (), (2, 3, 4), (64, 32), (3, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
 def test_a_sample_meets_every_row_and_every_column_and_its_sum_every_number(shape, dtype):

@@ -90,7 +90,7 @@ def until_the_border(decoder: Decoder, model: Any, length: int) -> Generation:
     return result
 
 
-@pytest.mark.quick("llama-7-None", "phi3-7-buckets2", "phimoe-7-None")
+@pytest.mark.quick("llama-7-None")
 @pytest.mark.parametrize(("rows", "buckets"), [(512, None), (7, None), (7, BUCKETS)])
 def test_plain_decoding_is_that_of_transformers_up_to_the_border(model, rows, buckets, monkeypatch):
     monkeypatch.setattr(lm_module, "PREFILL", rows)
@@ -99,7 +99,7 @@ def test_plain_decoding_is_that_of_transformers_up_to_the_border(model, rows, bu
         until_the_border(decoder, model, length)
 
 
-@pytest.mark.quick("phi3-padded", "llama-exact")
+@pytest.mark.quick("llama-exact")
 @pytest.mark.parametrize("buckets", [None, BUCKETS], ids=["exact", "padded"])
 def test_trees_end_at_the_border_and_change_nothing(model, buckets):
     drafter = CausalLMDrafter(CausalLM(perturbed(model, 0.05), buckets), VOCAB)
@@ -118,6 +118,7 @@ def test_path_by_path_ends_there_as_well(model):
         until_the_border(decoder, model, length)
 
 
+@pytest.mark.quick("phi3-window", "llama")
 def test_a_drafter_drafts_up_to_its_own_border(model):
     config = CONFIGS["llama"]()
     config.rope_parameters["original_max_position_embeddings"] = BORDER - 9

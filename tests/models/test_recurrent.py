@@ -184,6 +184,7 @@ def test_a_copy_goes_on_from_the_same_state():
         assert torch.equal(twin.score(tree).logits, expected)
 
 
+@pytest.mark.slow
 def test_others_have_the_layers_themselves():
     """Another thread's forwards, and transformers' own caches, meanwhile and afterwards."""
     model, ids = model_of("qwen3_next"), prompt(LENGTH, vocab=VOCAB)
@@ -250,6 +251,7 @@ def test_where_accelerate_moves_the_weights_paths_are_scored():
         assert isinstance(wrap(model), ChainLM)
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("ends", [1, 2, 3])
 def test_an_interruption_leaves_no_layer_ahead_of_another(ends, monkeypatch):
     """Ctrl-C in the middle of a commit: the next text goes on from a state of the whole context, or from none."""

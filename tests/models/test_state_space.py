@@ -155,7 +155,7 @@ def test_rows_by_their_depth():
             above = rows
 
 
-@pytest.mark.quick("mamba2-2", "zamba2-29")
+@pytest.mark.quick("mamba2-2")
 @pytest.mark.parametrize("length", [SHORT, LONG])
 @pytest.mark.parametrize("name", TYPES)
 def test_rows_of_any_tree_are_those_of_its_chains(name, length):

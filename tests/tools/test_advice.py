@@ -68,6 +68,7 @@ def test_the_best_tree_is_that_of_the_cheapest_decoding(pair, texts, found):
     assert found.prospects["dear"].best.speed_up < 1 and found.prospects["dear"].emitted < found.prospects["dear"].step
 
 
+@pytest.mark.slow
 def test_do_not_use_it_where_its_layers_cost_more_than_they_bring(refused):
     verdict = refused.verdict
     assert refused.use is False and verdict.startswith("Do not use this drafter here") and "\n" not in verdict

@@ -43,7 +43,7 @@ def plain(target: CausalLM, length: int, **options) -> Generation:
     return Decoder(target, None, Static.empty()).generate(PROMPT, length, **options)
 
 
-@pytest.mark.quick("eagle", "store")
+@pytest.mark.quick("store")
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_along_a_text_are_those_of_decoding(kind: str) -> None:
     """Lengths, trees and draft forwards, for every kind of drafter that learns nothing from a tree.

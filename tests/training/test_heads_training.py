@@ -304,6 +304,7 @@ def test_a_head_is_one_llama_layer_in_the_target_s_width_whatever_the_target_s_l
         assert passes(head.float(), ids, features, 2)[1].isfinite().all()
 
 
+@pytest.mark.quick("eagle")
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "warm"])
 def test_a_run_goes_on_and_leaves_heads(folder, tmp_path, kind, target, clock):
     arguments = ["--kind", kind, "--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]

@@ -244,6 +244,7 @@ def test_a_batch_is_decoded_by_its_own_costs():
     assert [step.tree.nodes for step in alone.steps] == [step.tree.nodes for step in priced[0].steps]
 
 
+@pytest.mark.slow
 def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):
     monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
     monkeypatch.setattr(pricing, "ROUNDS", 1)
@@ -278,6 +279,7 @@ def timed(monkeypatch) -> Callable[..., list[Timed]]:
     return begin
 
 
+@pytest.mark.slow
 def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(timed):
     steps = timed(ROUNDS=3)
     target = CausalLM(build(ARCHITECTURES["llama"]()))

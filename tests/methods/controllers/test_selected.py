@@ -86,6 +86,7 @@ def test_a_part_of_a_comb_is_a_drawn_tree(trunk, branches, part):
     assert found == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_comb_holds_nothing_else_and_its_expectations_are_those_of_its_parts():
     comb, plan, laws = Comb(2, 1, 1), Plan(branches=2, trunk=1, length=1), hashed_laws(3, 2)
     for tree, _ in drawn_trees(comb, laws, (0, 1), Sampling(1.0))[:40]:

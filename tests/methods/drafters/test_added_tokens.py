@@ -45,6 +45,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick("the draft model has more", "one shared behind others")
 @pytest.mark.parametrize("name", CASES)
 def test_ids_that_mean_the_same_are_drafted_and_others_never(tmp_path, name):
     more, size, others, its, end = CASES[name]

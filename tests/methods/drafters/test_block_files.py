@@ -27,6 +27,8 @@ from opt_tree import CheckpointError, Decoder, OptTree, Static, load_drafter
 from opt_tree.methods.drafters.heads import layer_probe
 from opt_tree.methods.drafters.registry import DrafterOptions
 
+pytestmark = pytest.mark.slow
+
 MODELOPT = {
     "markov_head.markov_w1.weight": "markov_w1.weight",
     "markov_head.markov_w2.weight": "markov_w2.weight",
@@ -260,7 +262,6 @@ class TestProbe:
         assert drafter.probed[0].clear and own > 2 * other
         assert says in drafter.describe() and "laws from row" not in drafter.describe()
 
-    @pytest.mark.slow
     def test_its_numbers_are_those_of_the_loops(self, tmp_path, monkeypatch):
         monkeypatch.setattr(layer_probe, "_MOST", 12)
         weights, target = block_weights("rnn"), target_of()

@@ -11,6 +11,8 @@ from opt_tree.methods.drafters.heads.eagle3 import load_eagle3
 from opt_tree.methods.drafters.heads.eagle3_files import ENTERED, Reading, read_layers
 from opt_tree.methods.drafters.registry import DrafterOptions
 
+pytestmark = pytest.mark.slow
+
 TREE = OptTree(7, 0.0, 4)
 DEFAULT = [2, DEPTH // 2, DEPTH - 3]
 """The states that a head reads which names none, as hs[k]."""

@@ -263,6 +263,7 @@ def lineage(pool, row):
         row = pool.parents[row]
 
 
+@pytest.mark.quick("Rasd-False-24")
 @pytest.mark.parametrize(
     ("join", "head", "length"),
     [
@@ -298,6 +299,7 @@ def test_behind_the_model_s_last_position_the_table_goes_on(join, head, length):
     assert decoder.generate(prompt(5), 5).steps[0].draft_forwards > 0
 
 
+@pytest.mark.slow
 def test_a_drafter_s_end_is_told_once_and_only_where_it_matters():
     target = CausalLM(tiny("llama"))
     decoder = Decoder(target, CausalLMDrafter(CausalLM(tiny_drafter("llama"))), OptTree(6, 0.0, 3))

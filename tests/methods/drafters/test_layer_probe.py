@@ -12,6 +12,8 @@ from opt_tree.methods.drafters.registry import DrafterOptions
 from opt_tree.methods.policies.static import Static
 from opt_tree.models.checkpoints import CheckpointError
 
+pytestmark = pytest.mark.slow
+
 IDS = [1, 3, 5]
 
 
@@ -85,7 +87,6 @@ def test_a_file_that_says_it_is_believed(tmp_path, settings):
     assert drafter.probed is None and "named by" not in drafter.describe()
 
 
-@pytest.mark.slow
 def test_layers_that_are_asked_for_are_not_probed(tmp_path):
     folder = head_of(tmp_path / "head", [1, 3, 5])
     target = target_of()

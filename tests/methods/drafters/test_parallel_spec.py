@@ -18,6 +18,8 @@ from opt_tree.methods.drafters.heads import parallel_spec
 from opt_tree.methods.drafters.heads.parallel_spec import ParallelHead, ParallelSpecDrafter
 from opt_tree.models.causal_lm import CausalLM
 
+pytestmark = pytest.mark.slow
+
 DEPTHS = 4
 SOME = torch.arange(VOCAB - 1, 0, -2)
 """A draft vocabulary, in falling order."""
@@ -76,7 +78,6 @@ def expected(head, context):
     return torch.stack(laws)
 
 
-@pytest.mark.quick("3")
 @pytest.mark.parametrize("pairs", [512, 3])
 def test_a_mask_sees_the_true_pairs_and_the_masks_before_it(pairs, monkeypatch):
     """What a step's one forward says, over steps that accept and steps that do not, is what fresh forwards say."""
