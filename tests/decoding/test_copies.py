@@ -137,7 +137,7 @@ def test_two_eagle_decoders_in_two_threads_on_one_model():
             assert (result.tokens, lengths(result)) == (known.tokens, lengths(known))
 
 
-@pytest.mark.quick("drafter")
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ["decoder", "drafter"])
 def test_threads_that_share_a_decoder_or_a_drafter_take_turns(shared):
     """Else the steps of one run in the middle of the other's: other text, or an error from inside the model."""

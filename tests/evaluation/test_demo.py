@@ -268,6 +268,7 @@ def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
     assert line in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "asked", "line"),
     [

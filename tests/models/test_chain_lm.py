@@ -54,6 +54,7 @@ def generated(model, ids, new_tokens=NEW_TOKENS):
     return out[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.quick("lfm2", "bloom")
 @pytest.mark.parametrize("name", TYPES)
 def test_trees_are_the_text_of_transformers(name):
     assert isinstance(target(name), ChainLM)
@@ -209,7 +210,7 @@ def indexed(name, seed, topk, monkeypatch):
     return built(name)
 
 
-@pytest.mark.quick("deepseek_v32")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INDEXED)
 def test_the_context_ends_where_an_index_leaves_keys_out(name, monkeypatch):
     end = 32

@@ -85,7 +85,7 @@ def modelled(costs: Costs, policy, laws: tuple) -> float:
     return (context - 1) / seconds
 
 
-@pytest.mark.quick("compiled")
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", [EAGER, COMPILED, POOR], ids=["eager", "compiled", "poor"])
 def test_it_is_about_as_good_as_the_best_fixed_setting(costs):
     """By modelled seconds, so that the comparison is exact; learning included, the best chosen afterwards."""

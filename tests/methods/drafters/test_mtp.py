@@ -191,7 +191,7 @@ def test_text_is_the_target_s_own(folders, case):
             assert decoder.generate(text, 8, sampling).tokens == plain.generate(text, 8, sampling).tokens
 
 
-@pytest.mark.quick("('mellum', 1)")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [("deepseek_v3", 3), ("mellum", 1)], ids=str)
 def test_a_layer_that_is_asked_late_has_missed_nothing(folders, case, monkeypatch):
     """Steps of one layer leave the deeper ones behind, by more rows than are run beside nodes."""
