@@ -98,6 +98,7 @@ def test_what_a_walk_costs(pair, texts):
     assert (chain.steps[0].draft_forwards, chain.steps[0].draft_tokens) == (3, 2 + 1 + 1)
 
 
+@pytest.mark.slow
 def test_accepted_by_position_is_counted(pair, texts, found):
     generations = walked(pair, texts, grid()[found.here.best.name])
     steps = [step.accepted for one in generations for step in one.steps[:-1]]

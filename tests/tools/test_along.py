@@ -67,6 +67,7 @@ def test_steps_along_a_text_are_those_of_decoding(kind: str) -> None:
             assert mine.draft_forwards == own.draft_forwards or kind == "rasd"  # where a node of others needs the model
 
 
+@pytest.mark.slow
 def test_a_stop_token_ends_the_text_and_nothing_is_drafted_below_it() -> None:
     target, drafter = CausalLM(tiny("llama")), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
     stop = Stop(tokens=[plain(target, 24, stop=None).tokens[13]])
@@ -79,6 +80,7 @@ def test_a_stop_token_ends_the_text_and_nothing_is_drafted_below_it() -> None:
         assert [step.tree.nodes for step in found[name].steps] == [step.tree.nodes for step in real.steps]
 
 
+@pytest.mark.slow
 def test_a_drawn_text_is_decoded_in_the_same_steps_with_its_seed() -> None:
     target, drafter = CausalLM(tiny("llama")), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
     warm = Sampling(temperature=1.0)
@@ -98,6 +100,7 @@ def test_one_token_changed_ends_a_step_before_it() -> None:
     assert lengths[:2] == [6, 2] and sum(lengths) == 20
 
 
+@pytest.mark.slow
 def test_a_node_is_drafted_once_whoever_asks() -> None:
     target, drafter = CausalLM(tiny("llama")), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
     text = StoredText(PROMPT, plain(target, 24, stop=None).tokens, 24)
@@ -148,6 +151,7 @@ def pair(kind: str):
     }[kind]()
 
 
+@pytest.mark.quick("grafted")
 @pytest.mark.parametrize("kind", ["sharpened", "reduced", "grafted"])
 def test_the_trees_beside_a_run_are_those_that_the_policies_draw_themselves(kind: str) -> None:
     found = generate_beside(Decoder(*pair(kind), RUN), POLICIES, PROMPT, 16)

@@ -34,6 +34,7 @@ def plain_text(number: int, sampling: Sampling) -> list[int]:
     return plain(CausalLM(deep())).generate(TEXTS[number], 8, sampling, seed=1).tokens
 
 
+@pytest.mark.quick(*MAKERS)
 @pytest.mark.parametrize("name", EVERY)
 def test_text_is_the_target_s_own(name):
     """Greedy and drawn, several prompts with the same drafter: long, of one token, of any."""
