@@ -21,15 +21,30 @@ LONGEST = ("backends/test_pretended_cuda.py", "backends/test_compiled.py", "test
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a CUDA device, skipped without one")
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":  # xdist's controller runs no test
         import process
 
         process.prepare()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def quick_cells(item: pytest.Item) -> tuple[str, ...]:
+    """Of a grid: the cells that stand for all of it in the quick tier."""
+    return tuple(cell for marker in item.iter_markers("quick") for cell in marker.args)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at what is slow
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
+
+    unknown = {(item.nodeid.split("[")[0], cell) for item in items for cell in quick_cells(item)}
+    for item in items:
+        if cells := quick_cells(item):
+            family, _, own = item.nodeid[:-1].partition("[")
+            unknown.discard((family, own))
+            if own not in cells:
+                item.add_marker(pytest.mark.slow)
+    if unknown and not any("::" in asked for asked in config.args):
+        raise pytest.UsageError(f"quick cells that are none: {sorted(unknown)}")
 
     items.sort(key=lambda item: next((at for at, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST)))
     if not torch.cuda.is_available():

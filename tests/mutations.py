@@ -3,10 +3,10 @@
     python tests/mutations.py                   # thirty changes, most of them noticed within seconds
     python tests/mutations.py --seed 1 --count 5
 
-The tests run in a copy of the checkout, in three stages, until one fails: files with the module's name, files that
-name it or something in it, the rest; in each those of the same folder first. Changes are picked by a hash of the seed,
-the line and the change: a commit elsewhere leaves the others as they were. Docstrings, annotations, decorators and the
-texts of errors are left alone, and so is `cuda_graphs`, which runs on a GPU only.
+The tests of the quick tier run in a copy of the checkout, in three stages, until one fails: files with the module's
+name, files that name it or something in it, the rest; in each those of the same folder first. Changes are picked by a
+hash of the seed, the line and the change: a commit elsewhere leaves the others as they were. Docstrings, annotations,
+decorators and the texts of errors are left alone, and so is `cuda_graphs`, which runs on a GPU only.
 """
 
 import argparse

@@ -61,6 +61,7 @@ def test_a_conversation_goes_on_and_its_turns_are_shown_as_text(room):
     assert longer.tokens == longer.decoder.generate(longer.prompt, 12, stop=room.pair.stop).tokens
 
 
+@pytest.mark.slow
 def test_above_temperature_0_an_answer_has_a_seed_of_its_own_and_both_sides_share_it(room):
     def texts(seed: str) -> list[list[int]]:
         chosen = chat.Chosen("ngram", nodes=3, length=8, temperature=1.0, seed=seed)
@@ -136,6 +137,7 @@ def test_ctrl_c_closes_the_page_and_says_so_in_its_status(monkeypatch):
     assert (status, done) == (130, [launched, "closed"])
 
 
+@pytest.mark.slow
 def test_in_a_browser(room, tmp_path, monkeypatch):
     """With gradio, selenium and chromium: two visitors ask, one waits and stops, one sees the end and the trees.
 

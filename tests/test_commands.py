@@ -101,6 +101,7 @@ def commands() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_help_and_a_mistyped_flag_wait_for_no_torch():
     """One process for all of them: what is heavy cannot be imported there."""
     listing = ["opt_tree", "opt_tree --help", "opt_tree calibrat"]
@@ -135,6 +136,7 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly(words):
     assert (child.stderr.read(), child.wait(60)) == ("", 128 + signal.SIGPIPE)
 
 
+@pytest.mark.slow
 def test_the_work_that_a_command_names_is_there():
     """It is imported behind the command line, so that no import says when its name is wrong."""
     tops = ("opt_tree", "evaluation", "experiments", "examples")

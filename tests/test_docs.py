@@ -280,6 +280,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "number", "code"), BLOCKS, ids=lambda value: name_of(value)[:30].splitlines()[0])
 def test_the_code_in_the_pages_runs(page, number, code, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)

@@ -64,6 +64,7 @@ def test_every_example_is_tested() -> None:
     assert files == scripts | {f"{name}.ipynb" for name in NOTEBOOKS}
 
 
+@pytest.mark.slow
 def test_the_bigram_drafter_drafts_and_changes_nothing() -> None:
     answer = example("drafter")["main"]()
     assert answer.tokens == plain(answer.prompt, 96)
@@ -83,6 +84,7 @@ def test_the_bigram_drafter_says_what_it_counted() -> None:
     assert root_of(drafter, [1]).values.isneginf().all(), "a new prompt begins from nothing"
 
 
+@pytest.mark.slow
 def test_the_bigram_drafter_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     bigrams = example("drafter")["Bigrams"]
     monkeypatch.setitem(KINDS._all, "bigrams", Kind("bigrams", lambda path, target, options: bigrams(), "a table"))
@@ -92,6 +94,7 @@ def test_the_bigram_drafter_is_one_line_in_the_registry(monkeypatch: pytest.Monk
         opt_tree.Decoder(pair.target, pair.drafter, Sampled.chains(2, 2))
 
 
+@pytest.mark.slow
 def test_the_trunk_is_a_trunk_and_changes_nothing() -> None:
     found = example("policy")
     answers = found["main"]()
@@ -111,6 +114,7 @@ def test_the_trunk_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) 
     assert make_policy("trunk:2:0.3", nodes=20) == trunk(nodes=20, width=2, least=0.3)
 
 
+@pytest.mark.slow
 def test_the_coin_between_two_exact_rules_is_exact() -> None:
     found = example("verifier")
     assert opt_tree.prove(found["coin"], IID(2), 2, depth=1)
@@ -118,11 +122,13 @@ def test_the_coin_between_two_exact_rules_is_exact() -> None:
     assert found["main"]().mean_acceptance_length > 1
 
 
+@pytest.mark.slow
 def test_the_published_rule_is_proved_and_the_wrong_one_refuted() -> None:
     published, on_the_best, equality = runpy.run_path(str(EXAMPLES / "prove.py"))["main"]()
     assert published and equality and not on_the_best
 
 
+@pytest.mark.slow
 def test_the_stages_follow_their_plan_and_change_nothing() -> None:
     answer = example("controller")["main"]()
     assert answer.tokens == plain(answer.prompt, 48)
@@ -137,6 +143,7 @@ class Shown(DisplayHook):
         self.shell.user_ns_hidden.setdefault("shown", []).append(format_dict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that raises fails the test. In IPython in this process: a kernel would import torch anew."""

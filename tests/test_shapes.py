@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 WALK = """
 check_wrong_shapes.py
@@ -51,11 +53,13 @@ methods/verifiers/test_verifiers_field.py::test_typical_acceptance_keeps_the_lon
 """
 
 
+@pytest.mark.slow
 def test_calls_have_the_shapes_that_are_annotated(kernel: None) -> None:
     """In a process of its own: the checks are put in where the library is imported. A test that is not found has
     another name, or is gone: another one that calls the same is to take its place.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", *(f"tests/{name}" for name in WALK.split("\n") if name)]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-m", ""]
+    command += [f"tests/{name}" for name in WALK.split("\n") if name]
     found = subprocess.run(command, cwd=ROOT, env=environment | {"CHECK_SHAPES": "1"}, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout[-5000:] + found.stderr[-2000:]

@@ -128,6 +128,7 @@ print(len(policy), len(loop))
 """
 
 
+@pytest.mark.slow
 def test_a_policy_loads_few_files_and_the_loop_the_core_alone() -> None:
     run = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, cwd=ROOT)
     policy, loop = map(int, run.stdout.split())

@@ -31,6 +31,7 @@ from opt_tree.stop import Stop
 NEW = 8
 
 
+@pytest.mark.quick("plain-opt", "draft-opt", "draft-traversal")
 @pytest.mark.parametrize("number", range(len(METHODS)), ids=["-".join(method) for method in METHODS])
 def test_every_answer_is_its_prompt_s_own(number):
     """With two lanes, prompts begin in lanes that others left."""
@@ -115,6 +116,7 @@ def test_forwards_are_split_where_that_is_cheapest():
     assert cheapest_split([500, 10, 9], lambda part: 12 + len(part) * max(part)) == [[10, 9], [500]]
 
 
+@pytest.mark.slow
 def test_an_error_in_one_ends_all_and_says_which(decoder, alone):
     def rule(tokens: list[int]) -> None:
         if len(tokens) > 3:
@@ -162,6 +164,7 @@ def in_thread(call: Callable[[], Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_another_thread_decodes_between_two_results(alone):
     """Whether or not there was a generation before the batch: its lanes have turns of their own."""
     for used in (False, True):
@@ -176,6 +179,7 @@ def test_another_thread_decodes_between_two_results(alone):
         assert trace([found[place] for place in range(len(PROMPTS))]) == alone
 
 
+@pytest.mark.slow
 def test_a_batch_and_a_text_at_once_take_turns(alone):
     """Else the one thread runs the model in the middle of the other's forward."""
     decoder = decoder_of("draft")
@@ -202,6 +206,7 @@ def test_a_batch_and_a_text_at_once_take_turns(alone):
     assert batches == [alone] and single == [alone[:1]] * 5 and max(most) == 1
 
 
+@pytest.mark.slow
 def test_any_thread_may_go_on_with_a_batch_and_end_it(decoder, alone):
     """A text is a generator: it belongs to nobody."""
     ended: list[bool] = []

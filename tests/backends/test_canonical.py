@@ -225,10 +225,12 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Attend]:
     return built(tmp_path_factory.mktemp("others"), OTHERWISE, "-O0")
 
 
+@pytest.mark.slow
 def test_a_sum_from_the_right_is_noticed(others: dict[str, Attend]) -> None:
     assert not agrees_with_the_definition(others["from_the_right"])
 
 
+@pytest.mark.slow
 def test_a_softmax_by_blocks_is_noticed(others: dict[str, Attend]) -> None:
     """As an online softmax is one: what is scaled by the largest score of a block, then by that of all."""
     assert not leaves_no_trace(others["by_blocks"], torch.float32)
@@ -240,6 +242,7 @@ def test_hidden_keys_that_count_with_weight_zero_are_noticed(others: dict[str, A
     assert agrees_with_the_definition(other) and not leaves_no_trace(other, torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_the_width_of_vectors_decides_nothing(tmp_path: Path) -> None:
     """Not even their fused multiply-adds, which are functions of the library without the processor's."""
     other = built(tmp_path, {"narrow": (SUM, SUM)}, "-march=x86-64", "-O0")["narrow"]

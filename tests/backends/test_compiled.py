@@ -89,6 +89,7 @@ def scored(lm: CausalLM, context: list[int], rows: int) -> Tensor:
     return lm.score(random_tree(rows, seed=rows, root=1)).logits.clone()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_writes_the_same_text_while_its_cache_grows(compiled):
     """Plain and by trees, across two borders of the cache: one package, however large it is."""
     expected = plain(CausalLM(long_llama())).generate(prompt(240), 280).tokens
@@ -101,6 +102,7 @@ def test_a_compiled_model_writes_the_same_text_while_its_cache_grows(compiled):
     assert compiled(CausalLM(long_llama())).engine.package.folder == made, "the next one takes the same package"
 
 
+@pytest.mark.slow
 def test_compiled_forwards_are_canonical_among_themselves(compiled, kernel):
     """Of any number of rows: a package takes the long prefills, too. An early exit would score by eager halves."""
     lm = CausalLM(long_llama().bfloat16())
@@ -114,6 +116,7 @@ def test_compiled_forwards_are_canonical_among_themselves(compiled, kernel):
     assert lm.engine.takes(10 * aot.LARGEST)
 
 
+@pytest.mark.slow
 def test_compiled_logits_at_the_borders_of_the_storage(compiled):
     """Keys that are one less, as many and one more than the capacity, after garbage of an earlier text."""
     exact, lm = CausalLM(long_llama()), compiled(CausalLM(long_llama()))
@@ -123,6 +126,7 @@ def test_compiled_logits_at_the_borders_of_the_storage(compiled):
             assert difference.abs().max() < CLOSE, (length, rows)
 
 
+@pytest.mark.slow
 def test_features_come_from_the_graph(compiled):
     """The last layer's are in every package; another layer's are not in the one that is there."""
     exact, lm = CausalLM(long_llama()), compiled(CausalLM(long_llama()))
@@ -137,6 +141,7 @@ def test_features_come_from_the_graph(compiled):
         lm.watch((1,))
 
 
+@pytest.mark.slow
 def test_a_head_is_compiled_with_the_output_layer_of_its_target(fake):
     model = build(ARCHITECTURES["llama"]())
     expected = opt(CausalLM(model), EagleDrafter(tiny_head(model), CausalLM(model)), OptTree(7, 0.0, 4))
@@ -155,6 +160,7 @@ def test_a_head_is_compiled_with_the_output_layer_of_its_target(fake):
     assert compile_forwards(again) and len(fake) == 2, "the target's output layer is part of the key"
 
 
+@pytest.mark.slow
 def test_sequences_side_by_side_run_in_the_package(compiled, monkeypatch):
     """Lanes that outgrow the first storage and are filled again, without an eager forward but of long prefills."""
     prompts = [prompt(length, seed=length) for length in (1, 30, 150, 7, 2)]
@@ -176,6 +182,7 @@ def _long_only(eager: Packed, inputs: Inputs, cache: Any) -> Any:
     return type(eager).forward(eager, inputs, cache)
 
 
+@pytest.mark.slow
 def test_a_compiled_pair_side_by_side(fake):
     """Both models' graphs, of one and of several kinds of layers: unequal trees, laws, features, lanes that pause."""
     decoder, prompts = decoder_of("eagle", "opt", "gemma3"), PROMPTS[:4]
@@ -198,6 +205,7 @@ def test_in_a_narrow_dtype_a_row_is_compared_as_a_whole():
         compiling._check_close(lm, wrong, expected, "its logits")
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_compiled_model_runs_its_package(compiled):
     lm = compiled(CausalLM(long_llama()))
     lm.append(prompt(9))
@@ -207,6 +215,7 @@ def test_a_copy_of_a_compiled_model_runs_its_package(compiled):
     assert torch.equal(again.score(tree).logits, lm.score(tree).logits)
 
 
+@pytest.mark.slow
 def test_a_copy_whose_package_is_gone_is_eager(compiled):
     lm = compiled(CausalLM(long_llama()))
     lm.append(prompt(9))
@@ -222,6 +231,7 @@ def test_a_copy_whose_package_is_gone_is_eager(compiled):
     assert (again.score(tree).logits - lm.score(tree).logits).abs().max() < CLOSE
 
 
+@pytest.mark.slow
 def test_buckets_and_a_large_prefill(compiled):
     """A compiled model may be padded as well; a prefill above the limit goes through the eager engine."""
     exact, lm = CausalLM(long_llama()), compiled(CausalLM(long_llama(), Buckets(rows=(1, 8), keys=(64, 512))))
@@ -229,7 +239,8 @@ def test_buckets_and_a_large_prefill(compiled):
         assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < CLOSE
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "opt", "mistral"])
+@pytest.mark.quick("gpt2")
+@pytest.mark.parametrize("architecture", ["gemma3", "gpt2"])
 def test_exported_bodies_compute_what_eager_ones_do(architecture, fake):
     """The graph without its compiler, over two capacities."""
     exact, lm = CausalLM(tiny(architecture)), CausalLM(tiny(architecture))
@@ -244,6 +255,7 @@ def test_exported_bodies_compute_what_eager_ones_do(architecture, fake):
     assert len(fake) == 1
 
 
+@pytest.mark.slow
 def test_an_export_that_fails_leaves_the_model_eager_and_says_why(fake):
     lm = CausalLM(tiny("mixtral"))
     with pytest.warns(UserWarning, match=r"MixtralForCausalLM is not compiled: .*(data|guard|unbacked)") as told:
@@ -258,6 +270,7 @@ def _absent() -> str:
     raise InvalidCxxCompiler("g++")
 
 
+@pytest.mark.slow
 def test_no_compiler(fake, monkeypatch):
     """Where there is no compiler a package still runs, and without one the model stays eager."""
     with monkeypatch.context() as without:
@@ -290,6 +303,7 @@ def key(lm: CausalLM, **more: Any) -> Path:
     return package_of(facts_of(lm.model) | more).folder
 
 
+@pytest.mark.slow
 def test_whatever_decides_the_code_is_in_the_key(monkeypatch):
     here = key(CausalLM(long_llama()))
     assert here == key(CausalLM(long_llama())), "the same model again"
@@ -316,6 +330,7 @@ def test_whatever_decides_the_code_is_in_the_key(monkeypatch):
     assert len(keys) == 12 and [keys.index(one) for one in keys] == list(range(12))
 
 
+@pytest.mark.slow
 def test_adapters_are_compiled_and_each_state_of_theirs_has_a_package(fake):
     """To switch adapters off, or to scale one, changes no weight; a package of another state says other text."""
     peft = pytest.importorskip("peft")
@@ -342,6 +357,7 @@ def test_adapters_are_compiled_and_each_state_of_theirs_has_a_package(fake):
     assert len(fake) == 3, "switched on again it is what it was"
 
 
+@pytest.mark.slow
 def test_an_option_and_a_layer_are_compiled_anew(fake, monkeypatch):
     model = long_llama()
     lm = CausalLM(model)
@@ -454,6 +470,7 @@ def test_two_processes_write_one_package(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"package"}, "nothing half-made is left"
 
 
+@pytest.mark.slow
 def test_the_second_of_two_waits_and_takes_the_first_ones_package(fake, monkeypatch):
     """Between looking and the lock another process has made it."""
     lm = CausalLM(tiny("llama"))
@@ -499,6 +516,7 @@ def test_who_has_no_home_has_no_cache_and_is_told_how_to_have_one(monkeypatch, t
         packages.package_of({}).ensure(lambda: None)
 
 
+@pytest.mark.slow
 def test_load_pair_compiles_both_models(fake, monkeypatch):
     asked: list[tuple[str, bool]] = []
     monkeypatch.setattr(pairs, "compile_forwards", lambda lm, make: not asked.append((lm.name, make)))

@@ -43,6 +43,7 @@ def scored(lm: CausalLM, context: list[int], rows: int) -> Tensor:
     return lm.score(random_tree(rows, seed=rows, root=1)).logits.clone()
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2", "opt"])
 def test_every_shape_computes_what_eager_forwards_do(architecture):
     """Buckets that are one short, full and one over; then all again, over buffers full of an earlier forward."""
@@ -66,6 +67,7 @@ def test_growth_drops_what_holds_addresses():
     assert not {id(call) for call in calls.values()} & {id(call) for call in lm.engine._calls.values()}
 
 
+@pytest.mark.quick("draft-OptTree(nodes=9, threshold=0.0, max_depth=4)")
 @pytest.mark.parametrize("policy", [OptTree(9, 0.0, 4), Eagle2(3, 3, 9), OptTree(20, 0.0, 4)], ids=str)
 @pytest.mark.parametrize("kind", ["draft", "head", "trimmed head", "copying"])
 def test_the_best_tokens_are_picked_in_the_forward(kind, policy, monkeypatch):
@@ -93,6 +95,7 @@ def test_the_best_tokens_are_picked_in_the_forward(kind, policy, monkeypatch):
     assert bool(wide) == (wanted > 16 or kind == "copying")
 
 
+@pytest.mark.slow
 def test_children_are_drawn_from_whole_distributions():
     """Also where a calibration sharpens greedy texts: the scale is the text's."""
     target, texts = CausalLM(tiny("llama")), []
@@ -110,6 +113,7 @@ def test_children_are_drawn_from_whole_distributions():
             assert mine.tree.path_log_probs == pytest.approx(theirs.tree.path_log_probs, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_model_that_another_drafter_took_says_what_that_one_drafts():
     """And the first one goes on from whole rows."""
     target, drawn = CausalLM(tiny("llama")), []

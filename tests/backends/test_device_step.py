@@ -139,6 +139,7 @@ def compare(decoder: Decoder, text: list[int] = TEXT, new: int = NEW, **how: Any
     return found, device
 
 
+@pytest.mark.quick("opt to the end-lm, sharpened", "eagle2-lm", "ddd-eagle, fewer tokens")
 @pytest.mark.parametrize("drafter", sorted(DRAFTERS))
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_texts_and_trees_are_those_of_the_host(drafter, policy):
@@ -149,6 +150,7 @@ def test_texts_and_trees_are_those_of_the_host(drafter, policy):
     compare(decoder, sampling=DRAWN if drawn else Sampling(), seed=3)
 
 
+@pytest.mark.quick("medusa", "dspark, rnn")
 @pytest.mark.parametrize("drafter", sorted(ONE_PASS))
 def test_heads_of_one_pass(drafter):
     """Trees deeper than the head drafts, too: behind its last depth nothing is known."""
@@ -158,6 +160,7 @@ def test_heads_of_one_pass(drafter):
         assert place or {len(step.tree) for step in found.steps} != {1}
 
 
+@pytest.mark.slow
 def test_the_pairs_above_show_something():
     """Paths of several nodes, trees of several layers, and leaves that were and were not drafted below."""
     lengths, last = set(), set()
@@ -168,6 +171,7 @@ def test_the_pairs_above_show_something():
     assert {0, 1, 2, 3} <= lengths and last == {True, False}
 
 
+@pytest.mark.quick("gpt2")
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_architectures(architecture):
     """Windows and chunks of 12 tokens, which the text outgrows; learned positions; experts."""
@@ -176,11 +180,13 @@ def test_architectures(architecture):
     same(found, decoder.generate(TEXT, NEW), 1e-4)
 
 
+@pytest.mark.quick("gemma3")
 @pytest.mark.parametrize("architecture", ["qwen3-window", "gpt2", "gemma3", "mistral"])
 def test_heads_of_other_architectures(architecture):
     compare(decoder_of("eagle", architecture=architecture, dtype=torch.float64), sampling=DRAWN)
 
 
+@pytest.mark.quick("lm-1")
 @pytest.mark.parametrize("length", [1, 2, 3, 40])
 @pytest.mark.parametrize("drafter", ["lm", "eagle"])
 def test_prompts_of_any_length(drafter, length):
@@ -197,6 +203,7 @@ def test_answers_of_any_length(drafter, new):
     assert device.taken.keys() <= {DEVICE, "no room to draft"}
 
 
+@pytest.mark.quick("dspark-llama")
 @pytest.mark.parametrize(
     "drafter, architecture",
     [*itertools.product(["lm", "eagle"], ["llama", "gpt2", "opt"]), ("parallelspec", "llama"), ("dspark", "llama")],
@@ -210,6 +217,7 @@ def test_the_end_of_the_context(drafter, architecture):
     same(found, decoder.generate(text, 100))
 
 
+@pytest.mark.quick("lm")
 @pytest.mark.parametrize("drafter", ["lm", "eagle"])
 def test_the_cache_grows_in_the_middle_of_a_text(drafter):
     """From 256 keys to 512: the storage moves."""
@@ -221,6 +229,7 @@ def test_the_cache_grows_in_the_middle_of_a_text(drafter):
     compare(Decoder(target, made, OPT), prompt(220), 60)
 
 
+@pytest.mark.quick("greedy-lm")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3", "dspark"])
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
 def test_a_text_that_ends_at_a_token(drafter, sampling):
@@ -233,6 +242,7 @@ def test_a_text_that_ends_at_a_token(drafter, sampling):
         same(device.generate(TEXT, NEW, sampling, stop, seed=5), decoder.generate(TEXT, NEW, sampling, stop, seed=5))
 
 
+@pytest.mark.quick("lm")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "parallelspec", "medusa"])
 def test_a_conversation_goes_on_from_its_cache(drafter):
     """Both ways take turns on the same models: each leaves them as the other would."""
@@ -248,6 +258,7 @@ def test_a_conversation_goes_on_from_its_cache(drafter):
     assert len({str(one) for one in text.values()}) == 1
 
 
+@pytest.mark.quick("lm")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3", "parallelspec", "dflash"])
 def test_steps_of_both_kinds_in_one_text(drafter):
     """A step of the host behind one of the device finds what it needs, and the other way round."""
@@ -259,6 +270,7 @@ def test_steps_of_both_kinds_in_one_text(drafter):
     assert min(device.taken[DEVICE], device.taken["its turn"]) > 2
 
 
+@pytest.mark.quick("lm")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "parallelspec"])
 def test_forwards_that_are_padded(drafter):
     """Padding rows are written where nobody looks, and see nothing of the text."""
@@ -266,6 +278,7 @@ def test_forwards_that_are_padded(drafter):
         compare(decoder_of(drafter, buckets=buckets), sampling=DRAWN)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_knows_fewer_tokens_than_the_target():
     """What only the target knows is read as token 0, and the root of the tree is the token itself."""
     config = ARCHITECTURES["llama"]()
@@ -280,6 +293,7 @@ def test_a_drafter_that_knows_fewer_tokens_than_the_target():
     assert max(found.tokens) >= VOCAB - 20
 
 
+@pytest.mark.slow
 def test_a_drafter_that_knows_more_tokens_than_the_target():
     config = ARCHITECTURES["llama"]()
     config.vocab_size = VOCAB + 9
@@ -287,6 +301,7 @@ def test_a_drafter_that_knows_more_tokens_than_the_target():
     compare(Decoder(target, CausalLMDrafter(CausalLM(build(config)), VOCAB), OPT))
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_told_too():
     decoder = decoder_of()
     for sampling in (Sampling(), DRAWN):
@@ -296,6 +311,7 @@ def test_log_probabilities_are_told_too():
         assert [one.keys() for one in found.top_log_probs or []] == [one.keys() for one in host.top_log_probs or []]
 
 
+@pytest.mark.slow
 def test_an_outcome_is_the_hosts():
     """What a drafter learns from: tree, path, tokens, features and logits."""
     seen: dict[str, list[Any]] = {"host": [], "device": []}
@@ -328,6 +344,7 @@ def test_both_caches_hold_what_a_prefill_leaves():
             assert (mine[:, :, : lm.length] - theirs[:, :, : lm.length]).abs().max() < 1e-9
 
 
+@pytest.mark.slow
 def test_steps_one_by_one():
     decoder = decoder_of("eagle")
     found = list(on_device(decoder).steps(TEXT, NEW))
@@ -344,6 +361,7 @@ def test_logits_that_are_no_numbers_are_refused():
         on_device(Decoder(broken, decoder.drafter, OPT)).generate(TEXT, 4)
 
 
+@pytest.mark.slow
 def test_what_is_not_carried_takes_the_hosts_step_and_says_so():
     target, lm = CausalLM(network("llama", torch.float64)), CausalLM(network("llama", torch.float64, True))
     small = CausalLMDrafter(lm, VOCAB)
@@ -363,6 +381,7 @@ def test_what_is_not_carried_takes_the_hosts_step_and_says_so():
     assert f"steps: on {target.device}" in repr(on_device(Decoder(target, small, OPT)))
 
 
+@pytest.mark.slow
 def test_processors_take_the_hosts_step():
     decoder = decoder_of()
     device = on_device(decoder)
@@ -376,6 +395,7 @@ def test_processors_take_the_hosts_step():
     compare(decoder)
 
 
+@pytest.mark.slow
 def test_prompts_side_by_side_take_the_hosts_steps():
     decoder = decoder_of()
     device = on_device(decoder)

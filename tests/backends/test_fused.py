@@ -32,6 +32,7 @@ def rows_of(lm: CausalLM, sizes: Sequence[tuple[int, int]] = ((9, 1), (20, 4), (
     return found
 
 
+@pytest.mark.slow
 def test_layers_of_any_number_are_compiled_as_one_and_compute_the_same() -> None:
     config = ARCHITECTURES["llama"]()
     config.num_hidden_layers = 6

@@ -289,6 +289,7 @@ def test_a_trimmed_output_layer_is_packed_in_the_place_of_the_whole_one(lm):
     assert lm.model.lm_head.__dict__ in [linear.names for linear in lm.eager.packed._linears]
 
 
+@pytest.mark.slow
 def test_unpacked_is_refused_beside_compile():
     """Compiled forwards have packed weights of their own."""
     with pytest.raises(ValueError, match="--unpacked is for eager forwards"):
@@ -297,6 +298,7 @@ def test_unpacked_is_refused_beside_compile():
     assert not pair.target.eager.packed
 
 
+@pytest.mark.slow
 def test_a_pair_is_packed_as_a_whole():
     """The target, a draft model or a head with the target's output layer, and the halves of an early exit."""
     pair = load_pair("demo", eagle="demo", dtype="float32")

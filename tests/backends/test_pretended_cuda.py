@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 CHECKS = ("tests/pretend/check_pretended_cuda.py", "tests/decoding/test_gpu.py")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # a minute alone on a core, and another suite inside
 def test_texts_waits_graphs_and_what_is_marked_for_a_gpu(tmp_path):
     """By a torch without a CUDA device, as on the machines that this is for."""

@@ -75,6 +75,7 @@ def test_the_kernel_does_what_its_definition_says_bit_by_bit() -> None:
     assert agrees_with_the_definition(multiply)
 
 
+@pytest.mark.slow
 def test_another_kernel_is_noticed(tmp_path: Path) -> None:
     name = "scale"
     old, new = "scales[at] = finite ? most / 127.f", "scales[at] = finite ? most / 126.f"
@@ -88,6 +89,7 @@ def test_another_kernel_is_noticed(tmp_path: Path) -> None:
     assert not agrees_with_the_definition(getattr(torch.ops, name).quantised_linear.default)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", ["x86-64-v2 -mf16c -O0", "haswell"])
 def test_a_processor_without_its_instructions_computes_the_same(tmp_path: Path, processor: str) -> None:
     """One without vectors of eight numbers, and one with these but without vectors of sixteen."""

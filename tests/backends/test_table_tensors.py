@@ -112,6 +112,7 @@ def test_a_text_outgrows_its_places_and_its_vocabulary(monkeypatch):
     check(drafter, table, context, 1)
 
 
+@pytest.mark.quick("ngram")
 @pytest.mark.parametrize("name", ["ngram", "store", "store alone"])
 def test_texts_and_trees_are_those_of_the_host(name):
     target = CausalLM(tiny("llama"))
@@ -145,6 +146,7 @@ def drafter_of(name: str, target: CausalLM, lm: CausalLM) -> Any:
     return {**DRAFTERS, **ONE_PASS}[name](lm, target)
 
 
+@pytest.mark.quick("graft of a head")
 @pytest.mark.parametrize("name", sorted(JOINED))
 def test_models_beside_tables(name):
     """In both widths; a second text begins anew, and an accepted path is caught up with."""
@@ -163,6 +165,7 @@ def test_the_host_goes_on_where_the_model_ends():
     assert min(device.taken[DEVICE], device.taken["the table drafts alone"]) > 1
 
 
+@pytest.mark.slow
 def test_steps_of_both_kinds_in_one_text():
     for name in ("graft of a copy of a head", "graft of a draft model"):
         target, lm = (CausalLM(network("llama", torch.float64, drafts)) for drafts in (False, True))

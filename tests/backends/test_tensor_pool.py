@@ -122,11 +122,12 @@ POLICIES = {
 }
 
 
+@pytest.mark.quick("3-chain", "3-holes", "3-opt, one node", "40-holes", "40-opt, one node")
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@pytest.mark.parametrize("columns", [3, 7, 40])
+@pytest.mark.parametrize("columns", [3, 40])
 def test_trees_are_those_of_the_host(name, columns):
     """Of both kinds of laws, in both widths of numbers, cut short or not, with and without an end."""
-    for seed in range(12):
+    for seed in range(6):
         dtype = torch.float32 if seed % 2 else torch.float64
         ends = frozenset({1, 2}) if seed % 3 == 0 else frozenset()
         limit = 9 if seed % 4 else 2

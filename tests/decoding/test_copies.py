@@ -60,6 +60,7 @@ def lengths(result: Generation) -> list[int]:
     return result.accept_lengths
 
 
+@pytest.mark.quick("plain-pickle", "eagle-deepcopy")
 @pytest.mark.parametrize(("kind", "how"), [*((kind, "pickle") for kind in DECODERS), ("eagle", "deepcopy")])
 def test_a_copy_decodes_the_same_text_in_the_same_steps(kind, how):
     decoder, sampling = DECODERS[kind](), Sampling(0.8)
@@ -71,6 +72,7 @@ def test_a_copy_decodes_the_same_text_in_the_same_steps(kind, how):
         assert copied.target is not decoder.target
 
 
+@pytest.mark.quick("store:demo")
 @pytest.mark.parametrize("spec", ["store:demo", "copy:lm:demo", "graft:2:lm:demo+store:demo", "recycling", "ngram"])
 def test_a_decoder_that_looks_up_is_pickled(spec):
     pair = load_pair("demo", spec, dtype="float32", exact=False)
@@ -122,6 +124,7 @@ def in_two_threads(decoders: list[Decoder], tokens: int, times: int) -> list[lis
     return found
 
 
+@pytest.mark.slow
 def test_two_eagle_decoders_in_two_threads_on_one_model():
     """The hooks of one must not catch what the other's forwards leave: same text, and no step more."""
     target = tiny("llama")
@@ -134,6 +137,7 @@ def test_two_eagle_decoders_in_two_threads_on_one_model():
             assert (result.tokens, lengths(result)) == (known.tokens, lengths(known))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ["decoder", "drafter"])
 def test_threads_that_share_a_decoder_or_a_drafter_take_turns(shared):
     """Else the steps of one run in the middle of the other's: other text, or an error from inside the model."""

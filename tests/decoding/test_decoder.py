@@ -122,6 +122,7 @@ class TestStopping:
     def steps_of(self, decoder: Decoder) -> list[list[int]]:
         return [step.tokens for step in decoder.generate(PROMPT, NEW_TOKENS).steps]
 
+    @pytest.mark.slow
     def test_stop_tokens_inside_an_accepted_path(self, decoder, text):
         """Every token of the first occurrences, wherever in a path it stands, ends the text right behind itself."""
         inside = 0
@@ -200,6 +201,7 @@ class TestContextLimit:
         model = build(config)
         return CausalLM(model), CausalLM(perturbed(model, 0.05))
 
+    @pytest.mark.quick("opt")
     def test_decoding_ends_where_the_context_does(self, short):
         """Learned positions (GPT-2, OPT) have no row for a position behind the last one: touching it would crash."""
         target, draft = short
@@ -225,6 +227,7 @@ class TestContextLimit:
         result = Decoder(target, CausalLMDrafter(draft), POLICY).generate(PROMPT, 32 - len(PROMPT))
         assert result.finish_reason == "length"
 
+    @pytest.mark.slow
     def test_a_drafter_with_a_shorter_context_stops_drafting_there(self, target, text):
         config = ARCHITECTURES["gpt2"]()
         config.n_positions = 24
@@ -317,6 +320,7 @@ class TestPrompts:
 
 
 class TestVocabularies:
+    @pytest.mark.quick("72")
     @pytest.mark.parametrize("size", [VOCAB - 9, VOCAB + 11])
     def test_vocabularies_padded_to_different_sizes(self, target, plain, size):
         """A smaller drafter meets tokens it has no embedding for; a larger one knows tokens the target lacks."""
@@ -381,6 +385,7 @@ class TestCalibrated:
 
 
 class TestDrafterCache:
+    @pytest.mark.quick("mistral")
     @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
     def test_the_rows_it_keeps_are_those_of_a_fresh_prefill(self, architecture):
         target, draft = CausalLM(tiny(architecture)), CausalLM(tiny_drafter(architecture))
@@ -399,6 +404,7 @@ class TestDrafterCache:
                 assert (ours[..., : draft.length, :] - theirs[..., : draft.length, :]).abs().max() < 1e-9
         assert kept > 5, "accepted rows should be kept, not recomputed"
 
+    @pytest.mark.slow
     def test_a_step_costs_it_one_forward_for_the_root_and_one_a_layer(self, target, drafter):
         """Counters against what went through the model itself."""
         seen: list[int] = []
@@ -419,6 +425,7 @@ class TestDrafterCache:
 
 
 class TestReadBacks:
+    @pytest.mark.quick("greedy-draft", "sampled-draft")
     @pytest.mark.parametrize("kind", ["draft", "eagle"])
     @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
     def test_one_read_back_a_draft_layer_and_one_a_step(self, monkeypatch, target, kind, sampling):
@@ -447,6 +454,7 @@ class TestReadBacks:
 
 
 class TestOutputLifetime:
+    @pytest.mark.quick("sampled-draft")
     @pytest.mark.parametrize("kind", ["draft", "eagle"])
     @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
     def test_nobody_reads_an_output_after_the_next_forward(self, monkeypatch, kind, sampling):
@@ -493,6 +501,7 @@ class TestComposition:
         assert result.tokens_per_second == pytest.approx(20 / result.seconds)
 
 
+@pytest.mark.slow
 def test_what_a_decoder_and_its_parts_are_is_said_on_a_line(decoder, plain, target):
     assert repr(target) == f"<CausalLM LlamaForCausalLM: {target.size}, {CONTEXT} tokens of context>"
     assert "0.0 M parameters, float64" in repr(target)

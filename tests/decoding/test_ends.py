@@ -27,6 +27,7 @@ def decoder_of(drafter: str = "lm", **how: Any) -> Decoder:
     return opt(lm, drafts, OptTree(20, 0.0, 5), **how)
 
 
+@pytest.mark.quick("1.0-ngram")
 @pytest.mark.parametrize("drafter", ["lm", "ngram"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_is_drafted_below_a_stop_token(drafter, temperature):
@@ -121,6 +122,7 @@ class TestTheTargetsOwnEnds:
     def text(self, decoder) -> list[int]:
         return decoder.generate(prompt(9), 30).tokens
 
+    @pytest.mark.quick("tree")
     def test_generate_steps_and_batch(self, decoder, text):
         model, end = decoder.target.model, text[9]
         model.generation_config.eos_token_id = [end, VOCAB - 1]  # changed after it was wrapped, as plain generate sees
@@ -140,6 +142,7 @@ class TestTheTargetsOwnEnds:
         ]
         assert [token for step in decoder.steps(prompt(9), 30, stop=None) for token in step.tokens][:30] == text
 
+    @pytest.mark.quick("tree")
     def test_strings_alone_keep_the_ends_and_tokens_replace_them(self, decoder, text):
         decoder.target.model.generation_config.eos_token_id = text[9]
         length = text.index(text[9]) + 1
@@ -150,6 +153,7 @@ class TestTheTargetsOwnEnds:
         other = next(token for token in text if token not in text[:length])
         assert decoder.generate(prompt(9), 30, stop=Stop({other})).tokens == text[: text.index(other) + 1]
 
+    @pytest.mark.quick("tree")
     def test_custom_generate_has_the_criteria_of_transformers_and_no_more(self, decoder, text):
         model = decoder.target.model
         model.generation_config.eos_token_id = text[9]
@@ -160,6 +164,7 @@ class TestTheTargetsOwnEnds:
         assert found == model.generate(ids, **given)[0, 9:].tolist() == text[: text.index(other) + 1]
 
 
+@pytest.mark.quick("CausalLM")
 @pytest.mark.parametrize("scored_by", [CausalLM, ChainLM])
 def test_a_pair_names_the_ends_of_its_tokenizer_too(scored_by):
     pair = load_pair("demo", "ngram", dtype="float32")

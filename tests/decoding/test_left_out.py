@@ -22,6 +22,7 @@ def decoder(request):
     return Decoder(request.param(model), NGramDrafter(), Static.chain(3))
 
 
+@pytest.mark.quick("CausalLM")
 def test_it_is_told_once_and_not_to_whoever_gives_processors(decoder):
     ids = prompt(9)
     with warnings.catch_warnings():
@@ -50,6 +51,7 @@ def test_it_is_told_once_and_not_to_whoever_gives_processors(decoder):
             way()
 
 
+@pytest.mark.quick("CausalLM")
 def test_the_same_text_with_the_setting_as_a_processor(decoder):
     """As the warning says."""
     model, ids = decoder.target.model, prompt(9)

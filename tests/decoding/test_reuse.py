@@ -64,6 +64,7 @@ def compare(plain, reusing, sampling=Sampling(), steps=True, context=False):
     return found
 
 
+@pytest.mark.quick("lm", "store")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_every_kind_of_drafter(kind):
     """The same trees too: a drafter that resumed at the wrong place would draft others."""
@@ -78,12 +79,14 @@ def test_every_kind_of_drafter(kind):
         assert reused[place] >= least - 1, (place, reused)
 
 
+@pytest.mark.slow
 def test_drawn_texts_up_to_the_end_of_the_context():
     targets = [CausalLM(target_model()) for _ in range(2)]
     plain, reusing = [Decoder(target, head(target), POLICY) for target in targets]
     assert sum(compare(plain, reusing, Sampling(0.9, top_p=0.9), context=True)) > 80
 
 
+@pytest.mark.quick("mistral")
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3", "gpt2", "llama4"])
 def test_every_kind_of_mask(architecture):
     """Windows and chunks too: no row leaves the cache, so a shorter text finds what it sees. Two are padded."""
@@ -92,6 +95,7 @@ def test_every_kind_of_mask(architecture):
     assert sum(compare(*pair)) > 70
 
 
+@pytest.mark.slow
 def test_path_by_path_begins_anew():
     targets = [ChainLM(tiny("llama")) for _ in range(2)]
     pair = [Decoder(target, small(), POLICY) for target in targets]
@@ -116,6 +120,7 @@ def test_another_drafter_in_between():
     assert (result.tokens, result.accept_lengths, result.reused) == (expected.tokens, expected.accept_lengths, 0)
 
 
+@pytest.mark.slow
 def test_side_by_side_each_lane_keeps_its_own():
     def talk(seed, reuse):
         def job(decoder):
@@ -135,6 +140,7 @@ def test_side_by_side_each_lane_keeps_its_own():
         assert [result.reused > 0 for result in found] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_a_text_that_stopped_inside_a_tree_goes_on():
     """What the target accepted behind the stop is not what the next prompt says."""
     pair = [Decoder(CausalLM(target_model()), small(), POLICY) for _ in range(2)]
@@ -199,6 +205,7 @@ def test_steps_take_it_too_and_an_interrupted_one_leaves_what_is_true():
     assert pair[1].target.work.tokens < pair[0].target.work.tokens + 25
 
 
+@pytest.mark.quick("lm", "eagle", "store")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_text_goes_on_behind_one_whose_processor_failed(kind):
     """It fails when the tree is scored, and what the drafter was to learn of the step never comes."""

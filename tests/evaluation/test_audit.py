@@ -18,6 +18,8 @@ import opt_tree
 from evaluation import audit
 from opt_tree.tools import presets
 
+pytestmark = pytest.mark.slow
+
 LENGTH, END = 24, VOCAB - 1
 SEEDS = range(3)
 

@@ -16,7 +16,7 @@ from opt_tree.tools.presets import plain
 NEW = 30
 
 
-pytestmark = pytest.mark.usefixtures("kernel")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("kernel")]
 
 
 @pytest.mark.parametrize("asked", [prompt(1), prompt(40)])

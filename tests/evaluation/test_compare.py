@@ -94,6 +94,7 @@ def test_a_line_says_what_the_decoder_did(folder: Path, tmp_path: Path, capsys: 
     assert header["settings"]["target_dtype"] == "float64" and header["sessions"][0]["environment"]["threads"] == 1
 
 
+@pytest.mark.slow
 def test_questions_side_by_side_give_the_same_rows(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_questions_side_by_side_give_the_same_rows(
     assert "block efficiency is computed one by one" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_invalid_is_listed_once_and_not_run(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +153,7 @@ def test_the_invalid_is_listed_once_and_not_run(
     assert "every combination asked for is refused" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +178,7 @@ def test_a_killed_run_goes_on(
     assert len(lines(output)) == len(before) + 1
 
 
+@pytest.mark.slow
 def test_rates_are_measured_on_other_questions(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +197,7 @@ def test_rates_are_measured_on_other_questions(
     assert "too few questions to measure acceptance rates for sequoia on: 2 have only" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "trees"), [("0", "opt:0.1,eagle2,binary,chain"), ("0.8", "opt:0.1,binary")])
 def test_along_stored_answers_the_lines_are_those_of_decoding(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: str, trees: str
@@ -298,6 +303,7 @@ def test_the_grid_knows_judges_children_and_sharpening() -> None:
     assert {c.sharpening for c in cells if c.temperature == 1} == {"bare"}
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_only_registered_is_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shallow = Method("shallow", lambda nodes: OptTree(nodes, 0.0, max_depth=2), "two layers")
     monkeypatch.setitem(registry.POLICIES._all, "shallow", shallow)
@@ -326,6 +332,7 @@ def test_expectation_is_what_happens_where_nothing_is_random() -> None:
     assert len({len(step.tokens) for step in steps}) > 1 and watch.take()["match"] == []
 
 
+@pytest.mark.slow
 def test_expectation_agrees_with_what_is_accepted() -> None:
     """Over many steps, within four standard errors; on every third step only."""
     policy = Sampled.chains(2, 3)
@@ -382,6 +389,7 @@ def test_what_was_promised_is_compared_step_by_step() -> None:
     assert seldom is not None and seldom["interval"][1] == 4
 
 
+@pytest.mark.slow
 def test_plots_come_from_the_file_alone(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -448,6 +456,7 @@ def test_several_of_one_kind_grow_darker() -> None:
     assert light[0] > light[1] + 10 > light[2] + 20
 
 
+@pytest.mark.slow
 def test_both_drafters_of_the_embedded_pair_bare_and_fitted(tmp_path: Path) -> None:
     output = tmp_path / "a.jsonl"
     sizes = f"--limit 1 --max-new-tokens 6 --budgets 5 --dtype float32 --device cpu --output {output}".split()
@@ -524,6 +533,7 @@ def test_a_difference_is_paired() -> None:
     assert mixed["interval"][0] == 0 and mixed["interval"][1] == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_the_report_sets_all_drafters_beside_transformers(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -575,6 +585,7 @@ def test_what_a_drafter_weighs_is_the_sum_of_its_parts(tmp_path: Path) -> None:
         footprint(pair.partition("+")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["graft:1:lm:{}/draft+recycling", "rasd:lm:{}/draft+recycling"])
 def test_a_table_that_learns_begins_each_line_with_nothing(drafter: str, folder: Path, tmp_path: Path) -> None:
     """The same questions come in every line: what was learnt of their answers in one would be known in the next."""
@@ -591,6 +602,7 @@ def test_a_table_that_learns_begins_each_line_with_nothing(drafter: str, folder:
     assert lengths("4,6") == lengths("6,4")
 
 
+@pytest.mark.slow
 def test_what_learns_may_be_warmed_on_other_questions(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

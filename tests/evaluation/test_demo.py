@@ -123,6 +123,7 @@ def test_the_classic_demo_prints_a_transcript_a_table_and_a_json_line(classic, m
     assert "1 thread" in out
 
 
+@pytest.mark.slow
 def test_a_slow_machine_compares_shorter_answers(classic, capsys, monkeypatch):
     monkeypatch.setattr(demo, "ANSWER_LIMIT", 0.0)
     assert run_demo("classic", [*classic, *QUICK, "--prompt", "hello"]) == 0
@@ -160,6 +161,7 @@ def test_what_transformers_says_of_a_checkpoint_is_shown(classic, monkeypatch):
     assert run_demo("classic", classic) == 2 and heard == [transformers.logging.WARNING]
 
 
+@pytest.mark.slow
 def test_the_eagle_demo_says_that_a_head_cannot_assist_and_writes_its_page(eagle, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert run_demo("eagle", [*eagle, "--html", str(page)]) == 0
@@ -173,6 +175,7 @@ def test_the_eagle_demo_says_that_a_head_cannot_assist_and_writes_its_page(eagle
     assert "Other policies" in written and "<th>ceiling</th>" in written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", "eagle"])
 def test_every_row_of_the_table_decodes_with_the_inflated_target(kind, classic, folders, capsys, monkeypatch):
     widths: dict[str, set[int]] = {}
@@ -224,6 +227,7 @@ def test_threads_are_as_asked_and_else_one_or_the_environments(monkeypatch):
     assert chosen == [2, 1]
 
 
+@pytest.mark.slow
 def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
     assert run_demo("classic", [*classic, *QUICK, "--prompt", "hello", "--temperature", "0.8", "--seed", "3"]) == 0
     out = capsys.readouterr().out
@@ -264,6 +268,7 @@ def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
     assert line in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "asked", "line"),
     [
@@ -336,6 +341,7 @@ def test_a_model_that_nobody_chose_a_tree_for_gets_one_by_its_costs(given, devic
     assert options_of(*given).asks_costs(device) == by_cost
 
 
+@pytest.mark.slow
 def test_what_was_chosen_is_said_with_the_way_out(classic, capsys, monkeypatch):
     asked = []
     costs = Costs.straight(5e-3, 5e-3, 1e-4, 1e-3, 3e-5)
@@ -375,6 +381,7 @@ def transformers_assisted(pair, prompt, limit, sampling=Sampling(), seed=0, assi
     return transformers_greedy(pair, prompt, limit, sampling, seed, **options)
 
 
+@pytest.mark.slow
 def test_transformers_decodes_what_the_plain_loop_does(pair):
     prompt = pair.encode("hello")
     expected = plain(pair.target).generate(prompt, 30, stop=pair.stop).tokens
@@ -395,6 +402,7 @@ def test_the_baselines_stop_where_the_loop_does(pair):
     assert transformers_assisted(stopping, prompt, 30).tokens == until
 
 
+@pytest.mark.slow
 def test_the_checkpoints_own_generation_defaults_do_not_bend_the_baseline(pair, monkeypatch):
     prompt = pair.encode("hello")
     expected = plain(pair.target).generate(prompt, 30).tokens
@@ -433,6 +441,7 @@ def test_a_bfloat16_target_takes_a_float32_assistant(folders):
     assert len(transformers_assisted(mixed, mixed.encode("hello"), 12).tokens) == 12
 
 
+@pytest.mark.slow
 def test_sampled_baselines_obey_their_seed(pair):
     prompt, sampling = pair.encode("hello"), Sampling(1.5, top_p=0.95)
     for method in (transformers_greedy, transformers_assisted):

@@ -121,6 +121,7 @@ def test_prompts_to_train_on_are_repeatable_and_distinct(corpus: Path, tokenizer
         assert Document(messages=({"role": "user", "content": prompt},)).split == "train"
 
 
+@pytest.mark.slow
 def test_a_stream_holds_every_token_of_every_document_once(corpus, tokenizer, streams):
     documents = [document for name in _names() for document in read_corpus(corpus, name) if document.split == "train"]
     texts = [tokenizer(render(document, tokenizer), add_special_tokens=False)["input_ids"] for document in documents]
@@ -161,6 +162,7 @@ def test_chat_template_opens_the_user_turn_with_the_system_message(tokenizer: Pr
     assert tokenizer.convert_ids_to_tokens(ids)[-2:] == ["4", "2"]
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(target: Path, streams: Streams) -> None:
     history = json.loads((target.parent / "checkpoint-40" / "trainer_state.json").read_text())["log_history"]
     losses = [row["loss"] for row in history if "loss" in row]
@@ -171,6 +173,7 @@ def test_training_lowers_the_loss(target: Path, streams: Streams) -> None:
     assert reloaded.generation_config.eos_token_id == 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_like_an_unbroken_one(tokenizer, streams, tmp_path):
     def build() -> LlamaForCausalLM:
         torch.manual_seed(1)
@@ -227,6 +230,7 @@ def test_uneven_batches_are_named(tokenizer: PreTrainedTokenizerFast, streams: S
         parse_epochs("chat_x=1", _names())
 
 
+@pytest.mark.slow
 def test_own_outputs_are_the_targets_greedy_answers(target, tokenizer, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64)
     prompts = ["What does cat number 3 eat?", "Why?", "What does the very old yak number 15 eat on Sundays?"]
@@ -259,6 +263,7 @@ def test_distillation_loss_is_least_at_the_targets_law() -> None:
     assert distillation_loss(target * 100, target, 1.0) < 0.1 * distillation_loss(target, target, 1.0)
 
 
+@pytest.mark.slow
 def test_distilling_brings_the_drafter_to_the_target(target, tokenizer, streams, tmp_path):
     teacher = load_teacher(target, compiled=False)
     torch.manual_seed(2)
@@ -278,6 +283,7 @@ def test_repeats_marks_what_completes_an_earlier_ngram_of_the_answer() -> None:
     assert np.flatnonzero(repeats(loop, assistant, 2)).tolist() == [5, 6, 7]
 
 
+@pytest.mark.slow
 def test_unlikelihood_unlearns_a_loop_and_keeps_the_corpus(target, tokenizer, streams, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     start = tokenizer.apply_chat_template(

@@ -218,6 +218,7 @@ def test_the_header_says_what_made_the_file(answers: Path, answered: dict[str, P
     assert drawn["seed"] == 5 and drawn["temperature"] == 0.8
 
 
+@pytest.mark.slow
 def test_more_choices_differ_only_above_temperature_zero(folder: Path, tmp_path: Path, drawn: Path) -> None:
     assert command(folder, tmp_path / "cold.jsonl", "--num-choices", "2", "--limit", "1") == 0
     cold, warm = lines_of(tmp_path / "cold.jsonl"), lines_of(drawn)
@@ -226,6 +227,7 @@ def test_more_choices_differ_only_above_temperature_zero(folder: Path, tmp_path:
     assert all(line["choices"][0]["token_ids"] != line["choices"][1]["token_ids"] for line in warm)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_text_whatever_the_tree_and_the_order(folder: Path, tmp_path: Path, drawn: Path) -> None:
     asked = ("--temperature", "0.8", "--seed", "5", "--method", "chain", "--question-begin", "2")
     assert command(folder, tmp_path / "b.jsonl", *asked) == 0
@@ -233,6 +235,7 @@ def test_a_seed_gives_the_same_text_whatever_the_tree_and_the_order(folder: Path
     assert turns_of(tmp_path / "b.jsonl") == turns_of(drawn)[4:5]
 
 
+@pytest.mark.slow
 def test_a_batch_answers_as_its_questions_do_alone(folder: Path, tmp_path: Path, capsys: Any) -> None:
     """Questions of one and of two turns, one too long, two lanes: the file is the same but for times and `lanes`."""
     asked = write_questions(tmp_path / "q.jsonl", 4)
@@ -259,6 +262,7 @@ def test_a_batch_answers_as_its_questions_do_alone(folder: Path, tmp_path: Path,
     assert "batch_size 1 there, 2 now" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_chain_and_none_draft_what_they_say(folder: Path, tmp_path: Path) -> None:
     assert command(folder, tmp_path / "chain.jsonl", "--method", "chain") == 0
     # Without a tree no drafter is loaded.
@@ -274,6 +278,7 @@ def test_own_history_is_the_own_answer(answers: Path) -> None:
     assert make_tokenizer().decode(choice["prompt_ids"][1]) == f"<u>What is 0?<a>{choice['turns'][0]}<u>Why?<a>"
 
 
+@pytest.mark.slow
 def test_a_notebook_does_what_the_command_does(folder: Path, tmp_path: Path, answers: Path) -> None:
     given = {"drafter": f"lm:{folder}/draft", "dtype": "float64", "device": "cpu", "max_new_tokens": NEW, "nodes": 8}
     table = evaluation.evaluate(
@@ -286,6 +291,7 @@ def test_a_notebook_does_what_the_command_does(folder: Path, tmp_path: Path, ans
     assert AnswerFile(tmp_path / "b.jsonl").header()["settings"] == AnswerFile(answers).header()["settings"]
 
 
+@pytest.mark.slow
 def test_a_notebooks_own_policy(folder: Path, tmp_path: Path) -> None:
     pair = opt_tree.load_pair(f"{folder}/target", f"lm:{folder}/draft", dtype="float64", device="cpu")
     chain, file = opt_tree.Static.chain(3), tmp_path / "a.jsonl"
@@ -296,6 +302,7 @@ def test_a_notebooks_own_policy(folder: Path, tmp_path: Path) -> None:
         evaluation.evaluate(pair, ["Name a fish."], file, policy=opt_tree.Static.chain(2), max_new_tokens=12)
 
 
+@pytest.mark.slow
 def test_a_notebooks_own_pair_and_prompts(folder: Path, tmp_path: Path) -> None:
     pair = opt_tree.load_pair(f"{folder}/target", f"lm:{folder}/draft", dtype="float64", device="cpu")
     prompts, file = ["Name a fish.", "Why?"], tmp_path / "a.jsonl"
@@ -316,6 +323,7 @@ def test_a_notebooks_own_pair_and_prompts(folder: Path, tmp_path: Path) -> None:
         evaluation.evaluate(pair, prompts, node=8)
 
 
+@pytest.mark.slow
 def test_slices_and_limit_choose_questions_and_extend_a_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +395,7 @@ def many(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_kill_9_at_three_moments_loses_and_doubles_nothing(folder: Path, tmp_path: Path, many: Path) -> None:
     killed, asked = tmp_path / "killed.jsonl", ("--question-file", f"{many}/q.jsonl", "--baseline")
     for answers in (1, 2, 4):
@@ -442,6 +451,7 @@ def launch(folder: Path, path: Path, processes: int, *more: str) -> list[int | N
     return ended(begin(folder, [path] * processes, *more))
 
 
+@pytest.mark.slow
 def test_two_processes_merge_to_what_one_writes_failures_included(folder: Path, tmp_path: Path) -> None:
     asked = write_questions(tmp_path / "q.jsonl", 5)
     with asked.open("a") as file:
@@ -464,6 +474,7 @@ def machines(tmp_path: Path) -> list[Path]:
     return [tmp_path / "first" / "a.jsonl", tmp_path / "second" / "a.jsonl"]
 
 
+@pytest.mark.slow
 def test_machines_without_a_shared_folder_keep_their_parts(folder: Path, many: Path, machines: list[Path]) -> None:
     """Brought together, the report makes one file of them; what is there is not answered again."""
     asked = ("--question-file", f"{many}/q.jsonl", "--question-end", "4")
@@ -481,26 +492,7 @@ def test_machines_without_a_shared_folder_keep_their_parts(folder: Path, many: P
     assert len(AnswerFile(machines[0]).header()["sessions"]) == 4
 
 
-def test_a_machine_that_is_killed_and_started_again(folder: Path, many: Path, machines: list[Path]) -> None:
-    """The same command answers the rest."""
-    # Many, so that the other machine still has some to answer when it is killed, however busy this one is.
-    asked = ("--question-file", f"{many}/q.jsonl")
-    children, part = begin(folder, machines, *asked), machines[1].with_name("a.jsonl.part1")
-    give_up = time.monotonic() + 300
-    while time.monotonic() < give_up and not lines_in(part):
-        time.sleep(0.002)
-    os.kill(children[1].pid, signal.SIGKILL)
-    assert ended(children) == [0, -signal.SIGKILL]
-    before, lay = AnswerFile(machines[0]).read(), AnswerFile(part).read()
-    whole = lines_of(many / "one.jsonl")
-    assert 6 <= len(before) < len(whole)
-    assert ended(begin(folder, machines, *asked)) == [0, 0]
-    assert not machines[0].exists(), "neither sees all parts"
-    found = sorted([*AnswerFile(machines[0]).read(), *AnswerFile(part).read()], key=lambda line: line["question_id"])
-    assert but_for_times(found) == but_for_times(whole)
-    assert all(line in found for line in [*before, *lay]), "an answer was computed again"
-
-
+@pytest.mark.slow
 def test_what_a_machine_has_of_another_configuration_is_not_mixed_in(
     folder: Path, machines: list[Path], capfd: Any
 ) -> None:
@@ -517,6 +509,7 @@ def test_what_a_machine_has_of_another_configuration_is_not_mixed_in(
     assert [line["question_id"] for line in lines_of(part)] == [82]
 
 
+@pytest.mark.slow
 def test_processes_that_answer_otherwise_make_no_file(folder: Path, machines: list[Path], capfd: Any) -> None:
     """Such as by what "auto" comes to on another machine: their parts come together afterwards."""
     path, other = machines
@@ -530,6 +523,7 @@ def test_processes_that_answer_otherwise_make_no_file(folder: Path, machines: li
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_run_alone_is_kept_away_from_a_part_that_is_written(folder: Path, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "a.jsonl"
     part = AnswerFile(path).part(1)
@@ -542,6 +536,7 @@ def test_a_run_alone_is_kept_away_from_a_part_that_is_written(folder: Path, tmp_
     assert len(lines_of(path)) == 3 and not part.path.exists()
 
 
+@pytest.mark.slow
 def test_parts_of_a_killed_parallel_run_are_taken_over(folder: Path, tmp_path: Path, many: Path) -> None:
     two, done = tmp_path / "two.jsonl", lines_of(many / "one.jsonl")[:4]
     # Rank 0 died while it wrote its second answer, of other questions than rank 0 has now.
@@ -690,6 +685,7 @@ def test_a_broken_line_in_the_middle_of_an_answer_file_is_named(folder: Path, an
     assert f"{answers}, line 2" in error_of(capsys)
 
 
+@pytest.mark.slow
 def test_a_question_longer_than_the_context_fails_alone(folder: Path, tmp_path: Path, capsys: Any) -> None:
     asked = tmp_path / "long.jsonl"
     long = {"question_id": 84, "category": "writing", "turns": ["a" * CONTEXT]}
@@ -705,6 +701,7 @@ def test_a_question_longer_than_the_context_fails_alone(folder: Path, tmp_path: 
     assert report["failed"] == 1 and report["overall"]["questions"] == 3
 
 
+@pytest.mark.slow
 def test_an_exception_in_one_question_is_recorded_and_tried_again(
     folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -923,6 +920,7 @@ def test_seeds_differ_in_every_respect() -> None:
     assert len(seeds) == 5 and all(0 <= seed < 2**63 for seed in seeds)
 
 
+@pytest.mark.slow
 def test_fastchat_is_imported_only_for_its_templates(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -932,6 +930,7 @@ def test_fastchat_is_imported_only_for_its_templates(
     assert command(folder, tmp_path / "b.jsonl", "--limit", "1", "--conv-template", "llama-2") == 2
 
 
+@pytest.mark.quick("0")
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_the_ceiling_of_each_step_is_written_down(
     temperature: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

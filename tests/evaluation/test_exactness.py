@@ -19,6 +19,8 @@ from evaluation.divergence import LIMIT, Explainer
 from opt_tree.cache import KVCache
 from opt_tree.tools import presets
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 32
 
 

@@ -29,6 +29,7 @@ from experiments import (
 from opt_tree.backends.prepacked import _works
 
 
+@pytest.mark.slow
 def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
     short = ["--dtype", "float32", "--max-new-tokens", "12", "--rounds", "1", "--limit", "2"]
     assert turns.main([*short, "--drafter", "eagle:demo", "--json"]) == 0
@@ -39,6 +40,7 @@ def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
     assert "rounds must be at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_whole_systems_beside_opt_tree_alone(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many nodes and layers, and plain decoding's texts; a method of twice the seconds is half as fast."""
     real = systems.interleave
@@ -61,6 +63,7 @@ def test_whole_systems_beside_opt_tree_alone(capsys: pytest.CaptureFixture, monk
     assert "there is no system rasp" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_sampling_costs_at_a_vocabulary(capsys: pytest.CaptureFixture) -> None:
     assert vocabulary.main(["--vocabulary", "500", "--steps", "2", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
@@ -81,6 +84,7 @@ def test_what_a_step_costs_the_host(capsys: pytest.CaptureFixture) -> None:
     assert host_time.main(["--rounds", "0"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["delta nets", "mamba-2"])
 def test_a_hybrid_scores_a_tree_in_one_forward(
     layers: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -94,6 +98,7 @@ def test_a_hybrid_scores_a_tree_in_one_forward(
     assert float(seven["logits off by"]) < 1e-3
 
 
+@pytest.mark.slow
 def test_how_much_the_linear_programme_is_worth(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contested, "CONTESTED", (2, 8))
     short = ["--dtype", "float32", "--limit", "1", "--max-new-tokens", "6", "--laws", "2"]
@@ -109,6 +114,7 @@ def test_how_much_the_linear_programme_is_worth(capsys: pytest.CaptureFixture, m
     assert "laws must be at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_three_readings_of_a_drafter(capsys: pytest.CaptureFixture) -> None:
     """The trees of each along the same texts; what nobody mapped stays as it is."""
     short = ["--dtype", "float32", "--drafter", "lm:demo", "--limit", "2", "--fit-limit", "2"]
@@ -135,6 +141,7 @@ def test_over_all_pairs_the_programme_reaches_the_bound(seed: int) -> None:
     assert contested.by_duel(target, draft, 2) <= most + 1e-9 and contested.by_rounds(target, draft) <= most + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
 def test_the_price_of_canonical_arithmetic(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canonical_price, "NODES", (5,))
@@ -151,6 +158,7 @@ def test_the_price_of_canonical_arithmetic(capsys: pytest.CaptureFixture, monkey
     assert "--contexts must be at least 1 each" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
 def test_certificates_of_every_way(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -192,6 +200,7 @@ def test_certificates_of_every_way(
     assert "not canonical" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernel", "quantised_kernel")
 def test_what_a_target_of_fewer_bits_costs_and_says(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -214,6 +223,7 @@ def test_what_a_target_of_fewer_bits_costs_and_says(
     assert "no file at" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quantised_kernel")
 @pytest.mark.skipif(not _works(torch.bfloat16), reason="this CPU multiplies no packed bfloat16")
 def test_kernels_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -224,6 +234,7 @@ def test_kernels_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert len(lines) == len(linear_kernels.KERNELS) and all(line["6 rows, ms"] > 0 for line in lines)
 
 
+@pytest.mark.slow
 def test_an_early_exits_chains_and_its_posteriors(capsys: pytest.CaptureFixture) -> None:
     """A step of k tokens costs k (depth + 1) layers and all of the target's; plain decoding's texts are cut alike."""
     short = ["--dtype", "float32", "--limit", "2", "--max-new-tokens", "12", "--longest", "3", "--seeds", "2"]

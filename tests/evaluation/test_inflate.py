@@ -65,6 +65,18 @@ def small(dtype: torch.dtype = torch.float32, **changes: object) -> LlamaForCaus
     return model
 
 
+@pytest.mark.quick(
+    "64x5-grouped",
+    "64x5-biases",
+    "64x5-large eps",
+    "96x2-grouped",
+    "96x2-one key head",
+    "96x2-large eps",
+    "96x2-heads wider than hidden",
+    "128x7-one key head",
+    "128x7-tied",
+    "128x7-heads wider than hidden",
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("spec", ["64x5", "96x2", "128x7"])
 def test_logits_are_the_small_models(variant: str, spec: str) -> None:
@@ -97,6 +109,7 @@ def test_every_query_head_keeps_its_key_head(queries: int, keys: int, large_quer
     assert rounding_shift(model, large, prompt(64)) < 1e-4
 
 
+@pytest.mark.slow
 def test_greedy_tokens_and_draft_trees_are_the_small_models() -> None:
     model = copy.deepcopy(tiny("llama")).float()
     large = inflate(model, "64x5")
@@ -193,6 +206,7 @@ def eagle_pair(model: LlamaForCausalLM, sharpening: float | None = None) -> opt_
     return opt_tree.Pair(target, tokenizer, drafter.calibrated(sharpening or 1.0))
 
 
+@pytest.mark.quick("dtype1-2.0-1")
 @pytest.mark.parametrize(
     ("dtype", "sharpening", "length"), [(torch.float32, None, 9), (torch.float32, 2.0, 1), (torch.float64, None, 1)]
 )
@@ -227,6 +241,7 @@ def test_an_inflated_pair_keeps_the_heads_size_and_frees_the_small_target() -> N
     assert made_of(pair).startswith("inflated target: ") and "the EAGLE head keeps its own size" in made_of(pair)
 
 
+@pytest.mark.slow
 def test_what_reads_other_hidden_states_is_refused_before_anything_is_made() -> None:
     pair = opt_tree.load_pair("demo", drafter="eagle3:demo")
     for drafter in ("eagle3:demo", "graft:1:eagle:demo+store:demo", "exit:demo"):
@@ -235,6 +250,7 @@ def test_what_reads_other_hidden_states_is_refused_before_anything_is_made() -> 
             inflate_pair(pair, "350m")
 
 
+@pytest.mark.slow
 def test_two_pairs_share_an_inflated_target() -> None:
     first = inflate_pair(eagle_pair(small()), "64x4")
     second = inflate_pair(eagle_pair(small()), "64x4", large=first.target.model)
@@ -243,6 +259,7 @@ def test_two_pairs_share_an_inflated_target() -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.slow
 def test_a_head_is_measured_beside_assisted_generation_with_an_inflated_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -13,6 +13,8 @@ from evaluation.timing import Timed, Timings, interleave
 from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.policies.costs import Costs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -81,6 +81,7 @@ def check_table(output: Path, names: dict[str, str], capsys: pytest.CaptureFixtu
     assert all(name.replace("_", "\\_") in table for name in (*names.values(), "opt:0.2"))
 
 
+@pytest.mark.slow
 def test_every_example_is_compared_from_outside(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_every_example_is_compared_from_outside(
     assert not set(POLICIES) & set(names.values()), "a file's method is in no list"
 
 
+@pytest.mark.slow
 def test_every_example_is_compared_as_a_file_of_the_package(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_controller_of_a_file_runs_the_published_command(folder: Path, tmp_pat
     assert answer["choices"][0]["tree_nodes"][:2] == [0, 0], "two steps without a tree"
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_is_not_gone_on_with(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +194,7 @@ def test_a_file_without_a_name_says_what_to_write(tmp_path: Path) -> None:
         POLICIES.named("not_there.py:Trunk")
 
 
+@pytest.mark.slow
 def test_a_drafter_of_a_file_is_a_part_of_others(tmp_path: Path) -> None:
     """Made by a function, from what follows its name."""
     text = "from opt_tree.methods.drafters.tables.ngram import NGramDrafter\n"

@@ -233,6 +233,7 @@ def test_peers_with_the_same_weights_share_a_process_and_every_kind_of_text(monk
     assert len(started) == len(peers)
 
 
+@pytest.mark.slow
 def test_a_process_serves_the_peers_that_share_it_and_its_death_is_one_line(folder, tmp_path):
     plain = settings(folder)
     process = Process("opt_tree", plain, [min(os.sched_getaffinity(0))], 300)
@@ -327,6 +328,7 @@ def test_prompts_whose_answers_repeat_them(tmp_path):
     assert "def f(x):" in found[2] and "Complete" not in found[2]
 
 
+@pytest.mark.slow
 def test_peak_memory_is_the_process_s_own_and_stays_when_memory_is_given_back() -> None:
     """`getrusage` says the parent's peak where that is larger, as this process's is; the present size is no peak."""
     code = "from experiments.other_engines.worker import peak_mb; {}; print(peak_mb())"

@@ -12,6 +12,8 @@ from evaluation.compare.rates import KINDS, Counts, measuring_tree
 from opt_tree import Decoder, Generation, Sampling, Stop, TreePolicy, Verifier, match
 from opt_tree.methods.policies.sequoia import SequoiaTree
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = [1, 2]
 TARGET, DRAFT = (0.3, 0.1, 0.2, 0.4), (0.7, 0.2, 0.06, 0.04)
 

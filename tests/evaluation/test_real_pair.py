@@ -41,6 +41,7 @@ def pair(kernel: None) -> Pair:
     return pair
 
 
+@pytest.mark.slow
 def test_steps_are_kept_as_decoding_takes_them(pair: Pair) -> None:
     """Lengths, draft forwards, nodes and E(A), step by step, by the drafter sharpened or not."""
     prompt = pair.encode("Why is the sky blue?")
@@ -57,6 +58,7 @@ def test_steps_are_kept_as_decoding_takes_them(pair: Pair) -> None:
         assert [one.place + one.emitted for one in found][-1] == len(text.tokens)
 
 
+@pytest.mark.slow
 def test_the_whole_command_goes_on_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, kernel: None
 ) -> None:
@@ -129,6 +131,7 @@ def test_the_picture_s_axis_ends_where_its_lines_do(tmp_path: Path, monkeypatch:
     assert left.get_xlim()[1] < 70
 
 
+@pytest.mark.slow
 def test_both_models_can_be_quantised(quantised_kernel: None, capsys: pytest.CaptureFixture) -> None:
     lm, _ = measure.load("demo", "target", "int4")
     assert lm.canonical and {type(layer).__name__ for layer in lm.model.modules()} >= {"QuantisedLinear"}

@@ -532,6 +532,7 @@ def test_the_line_of_depths_goes_as_deep_as_the_bars() -> None:
     assert [list(line.get_xdata())[-1] for line in axes.lines] == [10, 2], "few steps dotted, enough of them whole"
 
 
+@pytest.mark.slow
 def test_files_are_what_they_are_called(tmp_path: Path) -> None:
     plots = pytest.importorskip("evaluation.answers.plots")
     plots.save(plots.depths(whole_steps(24)), tmp_path / "a")

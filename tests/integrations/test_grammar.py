@@ -19,6 +19,8 @@ from opt_tree.models.causal_lm import CausalLM
 from opt_tree.opt import OptTree
 from opt_tree.sampling import Sampling
 
+pytestmark = pytest.mark.slow
+
 PROMPT = prompt(12)
 IDS = torch.tensor([PROMPT])
 OPTIONS: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 30, "do_sample": False}

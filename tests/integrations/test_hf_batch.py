@@ -43,6 +43,7 @@ def llama() -> tuple[Any, Decoder]:
     return tiny("llama"), decoder_of(tiny("llama"), tiny_drafter("llama"))
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "opt"])
 def test_a_ragged_batch_is_decoded_as_transformers_does(architecture):
     """One row ends at a stop token inside an accepted path, the others go on."""
@@ -56,6 +57,7 @@ def test_a_ragged_batch_is_decoded_as_transformers_does(architecture):
     assert (expected[1, 20 + 7 :] == PAD).all() and (expected[:, -1] != PAD).any()
 
 
+@pytest.mark.quick("CausalLM-llama")
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "opt", "gpt2"])
 @pytest.mark.parametrize("scored_by", [CausalLM, ChainLM])
 def test_a_batch_returns_its_cache(architecture, scored_by):
@@ -80,6 +82,7 @@ def test_a_batch_returns_its_cache(architecture, scored_by):
     assert both(model, decoder, return_dict_in_generate=True, use_cache=False)[1].past_key_values is None
 
 
+@pytest.mark.slow
 def test_without_a_padding_token_the_first_stop_token_pads_as_in_transformers(llama):
     text = both(*llama)[0]
     stops = [int(text[1, 26]), 3]
@@ -121,6 +124,7 @@ PER_ROW: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick("history", "the row's prompt", "criteria")
 @pytest.mark.parametrize("what", PER_ROW)
 def test_what_was_made_for_the_batch_is_asked_row_by_row(llama, what):
     expected, found = both(*llama, **PER_ROW[what])
@@ -135,6 +139,7 @@ def test_what_comes_back(llama):
     assert len(found.finish_reason) == len(ROWS)
 
 
+@pytest.mark.slow
 def test_each_row_is_drawn_with_a_seed_of_its_own(llama):
     model, decoder = llama
     options = {"max_new_tokens": NEW, "do_sample": True, "custom_generate": custom_generate(decoder), "seed": 7}

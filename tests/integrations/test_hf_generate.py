@@ -84,6 +84,7 @@ class TestSampling:
         torch.manual_seed(seed)
         return model.generate(**INPUTS, **(SAMPLED | changes), custom_generate=custom_generate(decoder))[0].tolist()
 
+    @pytest.mark.slow
     def test_torch_s_seed_governs_it_unless_one_is_bound(self, model, decoder):
         bound = custom_generate(decoder, seed=7)
         torch.manual_seed(1)
@@ -97,6 +98,7 @@ class TestSampling:
         )
         assert not torch.equal(first, second), "two texts in a row"
 
+    @pytest.mark.slow
     def test_it_is_the_text_of_plain_decoding_with_the_same_warpers(self, model, decoder, text):
         plain = Decoder(decoder.target, None, Static.empty())
         for changes in ({}, {"min_p": 0.05}, {"typical_p": 0.9}, {"repetition_penalty": 1.4}, {"top_k": 3}):
@@ -130,6 +132,7 @@ class TestBinding:
         )
         assert (bound.received, bound.ended) == (plain.received, 1)
 
+    @pytest.mark.quick("3", "8")
     @pytest.mark.parametrize("start", [3, 8, 17, 30])
     def test_bound_stop_strings_stop_where_transformers_does(self, model, decoder, text, start):
         letters = tiny_tokenizer()

@@ -16,6 +16,8 @@ from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.opt import OptTree
 
+pytestmark = pytest.mark.slow
+
 IMAGE = VOCAB - 1
 PATCHES = 4
 POLICY = OptTree(nodes=10, threshold=0.1, max_depth=5)

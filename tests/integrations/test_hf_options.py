@@ -207,6 +207,7 @@ def test_nothing_that_transformers_knows_is_missing_here():
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.quick(*CHANGES, *INPUTS, "num_beams", "use_mtp", "guidance_scale", "cache_implementation", "top_k")
 @pytest.mark.parametrize("name", [*FIELDS, *ARGUMENTS, *INPUTS])
 def test_an_argument_gives_the_same_text_or_a_refusal(model, decoder, name):
     match, own = (FIELDS | ARGUMENTS | INPUTS)[name]()
@@ -288,6 +289,7 @@ class TestStopStrings:
         assert out[0, len(PROMPT) :].tolist() == TEXT
 
 
+@pytest.mark.slow
 def test_a_seed_may_be_given_to_generate_itself(model, decoder):
     options = {
         "attention_mask": MASK,
@@ -302,6 +304,7 @@ def test_a_seed_may_be_given_to_generate_itself(model, decoder):
 class TestCache:
     OPTIONS = {"max_new_tokens": NEW, "do_sample": False}  # noqa: RUF012
 
+    @pytest.mark.quick("llama")
     @pytest.mark.parametrize("architecture", ["llama", "gemma3", "mistral", "gpt2"])
     def test_a_chat_continues_from_its_cache(self, architecture):
         """Turn by turn as the documentation has it: the same object goes in again and grows in place."""
@@ -350,6 +353,7 @@ class TestCache:
         found = model.generate(IDS, **options, use_cache=False, custom_generate=custom_generate(decoder))
         assert getattr(found, CACHE) is None
 
+    @pytest.mark.quick("llama")
     @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
     def test_a_head_goes_on_from_the_cache_that_was_returned(self, architecture):
         """Its own rows, number for number, so that it has read all of them; others are refused."""

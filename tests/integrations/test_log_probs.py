@@ -23,7 +23,6 @@ from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.block_verification import block
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.traversal_verification import traversal
-from opt_tree.models.canonical import make_canonical
 from opt_tree.recorder import Recorder
 from opt_tree.tools.presets import plain
 
@@ -59,6 +58,7 @@ def by_hand(answer: Generation, sampling: Sampling) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.quick("greedy")
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_they_are_the_target_s_processed_distribution(decoder, sampling):
     answer = decoder.generate(PROMPT, NEW, sampling, seed=3, log_probs=4)
@@ -74,6 +74,7 @@ def test_they_are_the_target_s_processed_distribution(decoder, sampling):
         assert list(place) == list(expected) and place == pytest.approx(expected)
 
 
+@pytest.mark.quick("policy1-traversal")
 @pytest.mark.parametrize(
     ("policy", "verifier"),
     [(Sampled.chain(3), block), (Sampled.chains(3, 3), traversal), (Sampled.kary(2, 3), multi_round)],
@@ -88,6 +89,7 @@ def test_every_way_of_judging_tells_of_the_tokens_that_it_emitted(policy, verifi
     )
 
 
+@pytest.mark.slow
 def test_a_stop_token_inside_an_accepted_path_ends_them_too(decoder):
     whole = decoder.generate(PROMPT, NEW, log_probs=2)
     ends = [sum(whole.accept_lengths[:step]) for step in range(1, len(whole.steps))]
@@ -100,6 +102,7 @@ def test_a_stop_token_inside_an_accepted_path_ends_them_too(decoder):
         assert answer.log_probs == pytest.approx(whole.log_probs[: inside + 1], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_batches_and_kept_contexts_tell_the_same(decoder):
     prompts = [PROMPT, prompt(5), prompt(20)]
     alone = [decoder.generate(one, NEW, log_probs=3) for one in prompts]
@@ -141,6 +144,7 @@ def outputs(model: Any, decoder: Decoder, ids: torch.Tensor, **options: Any) -> 
     )
 
 
+@pytest.mark.quick("options2")
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.7}, {"min_new_tokens": 9, "eos_token_id": 5}])
 def test_scores_and_logits_are_those_of_transformers(decoder, options):
     model = decoder.target.model
@@ -198,21 +202,3 @@ def test_a_ragged_batch(decoder):
     for place, (mine, its) in enumerate(zip(found.scores, expected.scores, strict=True)):
         for row, (end,) in enumerate(ends):
             torch.testing.assert_close(mine[row], its[row] if place <= end else torch.zeros(VOCAB))
-
-
-@pytest.mark.usefixtures("kernel")
-def test_a_canonical_target_gives_plain_decodings_bits():
-    decoder = decoder_of(copy.deepcopy(tiny("llama")).to(torch.bfloat16))
-    make_canonical(decoder.target)
-    for sampling in SAMPLINGS.values():
-        answer = decoder.generate(PROMPT, NEW, sampling, log_probs=3)
-        expected = plain(decoder.target).generate(PROMPT, NEW, sampling, log_probs=3)
-        assert len(answer.steps) < NEW and answer.tokens == expected.tokens
-        assert answer.log_probs == expected.log_probs and answer.top_log_probs == expected.top_log_probs
-    model, ids = decoder.target.model, torch.tensor([PROMPT])
-    found, expected = (
-        model.generate(ids, max_new_tokens=NEW, do_sample=False, custom_generate=custom_generate(one), **KEPT)
-        for one in (decoder, plain(decoder.target))
-    )
-    for kind in ("scores", "logits"):
-        assert all(map(torch.equal, found[kind], expected[kind]))

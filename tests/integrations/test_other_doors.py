@@ -23,6 +23,7 @@ def copied(tmp_path, monkeypatch) -> str:
     return str(REPOSITORY)
 
 
+@pytest.mark.quick("ngram")
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 def test_the_repository_generates_what_the_model_does(copied, drafter):
     model = tiny("llama")
@@ -68,6 +69,7 @@ def test_a_criterion_may_answer_with_a_plain_bool():
     assert torch.equal(found, long[:, :17])
 
 
+@pytest.mark.slow
 def test_lm_eval_s_requests_are_answered_the_same_with_and_without_trees():
     pytest.importorskip("lm_eval", reason=NO_HARNESS)
     from lm_eval.api.instance import Instance
@@ -111,6 +113,7 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 """
 
 
+@pytest.mark.slow
 def test_lm_evals_command_line_runs_a_task_of_ones_own(tmp_path, monkeypatch):
     """As documented, without --device: lm-eval's default is cuda:0, wherever it runs. Its own 14,000 task files, which
     take eight seconds to list, are left out.

@@ -108,6 +108,7 @@ def test_an_argument_of_eagle_s_generate_is_refused_by_its_name(published, name)
 
 
 class TestGeneration:
+    @pytest.mark.quick("classic")
     @pytest.mark.parametrize("kind", ["classic", "eagle"])
     def test_the_ids_are_prompt_and_greedy_text(self, published, kind):
         model = published[kind]
@@ -129,6 +130,7 @@ class TestGeneration:
         with pytest.raises(ValueError, match="max_length=12"):
             published["classic"].spgenerate(IDS, max_length=12)
 
+    @pytest.mark.slow
     def test_it_ends_at_the_tokenizer_s_end_of_text(self, published):
         """The published code went on to the end of the path."""
         model = published["classic"]
@@ -141,6 +143,7 @@ class TestGeneration:
         finally:
             model.pair.tokenizer.eos_token = stopped
 
+    @pytest.mark.slow
     def test_zero_means_off_for_top_p_and_top_k(self, published):
         model = published["classic"]
         texts = []
@@ -150,6 +153,7 @@ class TestGeneration:
         assert texts[0] == texts[1]
         assert texts[2] == model.spgenerate(IDS, max_new_tokens=NEW_TOKENS).tolist() != texts[0]
 
+    @pytest.mark.slow
     def test_sampling_follows_torch_s_seed(self, published):
         def sampled(seed: int) -> list[int]:
             torch.manual_seed(seed)

@@ -113,6 +113,7 @@ def test_requests_side_by_side_are_answered_as_the_decoder_does(running):
         assert usage["tokens_per_step"] == pytest.approx(alone.mean_acceptance_length, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_stream_has_the_answer_in_pieces_and_a_stop_string_is_never_shown(running):
     fields = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
     text = running.ask(**fields).json()["choices"][0]["text"]
@@ -140,6 +141,7 @@ def test_a_stream_has_the_answer_in_pieces_and_a_stop_string_is_never_shown(runn
     assert json.loads(chat[0])["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
 
+@pytest.mark.slow
 def test_several_prompts_as_texts_or_tokens_are_choices_of_one_answer(running):
     texts, tokenizer = ["Once upon a time", "The king went"], running.service.pair.tokenizer
     fields = {"max_tokens": 8, "temperature": 0}
@@ -150,6 +152,7 @@ def test_several_prompts_as_texts_or_tokens_are_choices_of_one_answer(running):
         assert both["usage"]["steps"] == one["usage"]["steps"] + other["usage"]["steps"]
 
 
+@pytest.mark.slow
 def test_an_echo_has_what_the_model_says_of_the_prompt(running):
     pair, text = running.service.pair, "The king went to the"
     ids = pair.tokenizer(text).input_ids
@@ -173,6 +176,7 @@ def test_an_echo_has_what_the_model_says_of_the_prompt(running):
         )
 
 
+@pytest.mark.slow
 def test_without_a_seed_each_answer_has_one_that_gives_it_again(running):
     fields = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 1.2}
     first, second = (running.ask(**fields).json() for _ in range(2))
@@ -209,6 +213,7 @@ def test_what_cannot_be_had_is_refused_by_its_name(running, field):
     assert error["message"].startswith(why) and "\n" not in error["message"]
 
 
+@pytest.mark.slow
 def test_a_tree_that_there_is_not_is_told_before_anybody_asks():
     with pytest.raises(ValueError, match="the server's own tree: no policy is called 'opd'; there are binary,"):
         service_of("demo", ["ngram"], Options(dtype="float32", lanes=1, policy="opd"))
@@ -226,6 +231,7 @@ def test_what_is_too_long_is_refused(running):
     assert running.client.get("/v1/engines").json()["error"]["message"] == "Not Found"
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_away_ends_its_work_and_a_full_queue_says_so(running, monkeypatch):
     """Five are under way or wait: the sixth is refused. Then all clients leave, the streams and the others.
 
@@ -290,6 +296,7 @@ def test_the_openai_package_reads_its_answers(running):
         client.chat.completions.create(**asked, n=2)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_stop_lets_streams_end():
     found = Running()
     stream = found.stream(**LONG | {"max_tokens": 40})

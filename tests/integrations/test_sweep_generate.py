@@ -8,6 +8,8 @@ from integrations import sweep_generate as sweep
 
 from opt_tree.integrations import hf_generate
 
+pytestmark = pytest.mark.slow
+
 FEW = ("greedy, a dict", "num_beams", "a padded batch", "token_healing")
 
 

@@ -62,6 +62,7 @@ CASES: list[tuple[Verifier, TreePolicy]] = [
 ]
 
 
+@pytest.mark.quick("match-OptTree-0.6", "without_replacement-DySpec-0.6", "rheo-Rheo-1.0")
 @pytest.mark.parametrize("top_p", [0.6, 1.0])
 @pytest.mark.parametrize(("verifier", "policy"), CASES, ids=lambda case: getattr(case, "__name__", type(case).__name__))
 def test_texts_and_trees_are_those_of_whole_rows(verifier, policy, top_p, monkeypatch):

@@ -74,6 +74,7 @@ def assert_tree_is_causal(lm: CausalLM, context: list[int], tree: Tree, toleranc
         assert error < tolerance, f"the path to row {leaf} of parents {tree.parents.tolist()}: {error}"
 
 
+@pytest.mark.quick("llama-None", "gemma3-buckets16")
 @architectures_and_buckets
 def test_tree_logits_are_causal_logits(architecture, buckets):
     """Bushy trees, and a comb deeper than the window: there a row may not see the first rows of its own path."""
@@ -87,6 +88,7 @@ def test_tree_logits_are_causal_logits(architecture, buckets):
         assert_tree_is_causal(lm, context, tree, TOLERANCE[architecture])
 
 
+@pytest.mark.quick("llama", "gemma3", "gpt2", "llama4")
 @architectures
 def test_decoding_goes_on_from_a_committed_branch(architecture):
     """A path whose rows are not neighbours is kept twice in a row; both times the rest equals a fresh prefill."""
@@ -105,6 +107,7 @@ def test_decoding_goes_on_from_a_committed_branch(architecture):
         assert (kept[..., : lm.length, :] - new[..., : lm.length, :]).abs().max() < TOLERANCE[architecture]
 
 
+@pytest.mark.quick("gpt2-None", "gemma3-buckets16")
 @architectures_and_buckets
 def test_greedy_text_is_plain_text_and_that_of_transformers(architecture, buckets):
     result = decoder(architecture, buckets).generate(prompt(LENGTH), NEW_TOKENS)

@@ -43,6 +43,7 @@ def test_padding_is_exact_whatever_lies_in_unused_slots(kv_heads):
         assert (scored(exact, context, tree) - scored(padded, context, tree)).abs().max() < 1e-12
 
 
+@pytest.mark.quick("mistral")
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
 def test_every_bucket_boundary_is_exact(architecture):
     """One more or one less than each bucket of rows and keys, larger than the largest of both included."""
@@ -83,6 +84,7 @@ def test_the_model_sees_bucket_shapes_only(monkeypatch):
     assert all(mask[:3] == (1, 1, rows) for rows, mask in shapes)
 
 
+@pytest.mark.quick("llama-exact", "mistral-padded")
 @pytest.mark.parametrize("buckets", [None, SMALL], ids=["exact", "padded"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "mistral"])
 def test_a_prefill_in_pieces_is_a_prefill_in_one(architecture, buckets, monkeypatch):

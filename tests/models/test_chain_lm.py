@@ -54,6 +54,7 @@ def generated(model, ids, new_tokens=NEW_TOKENS):
     return out[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.quick("lfm2", "bloom")
 @pytest.mark.parametrize("name", TYPES)
 def test_trees_are_the_text_of_transformers(name):
     assert isinstance(target(name), ChainLM)
@@ -65,6 +66,7 @@ def test_trees_are_the_text_of_transformers(name):
     assert Decoder(target(name), None, Static.empty()).generate(ids, NEW_TOKENS).tokens == expected
 
 
+@pytest.mark.quick("lfm2")
 @pytest.mark.parametrize("name", ["lfm2", "deepseek_v4"])
 def test_rows_of_any_tree_are_plain_rows_whatever_was_kept_before(name):
     lm, context = target(name), prompt(LENGTH, vocab=VOCAB)
@@ -94,6 +96,7 @@ def test_the_forwards_are_those_of_any_decoder_and_little_is_computed_twice():
     assert work.tokens - (LENGTH - 1) <= 16 * len(result.steps) + sum(len(step.tree) for step in result.steps)
 
 
+@pytest.mark.slow
 def test_sampled_text_does_not_depend_on_the_tree():
     sampling, ids = Sampling(temperature=0.8, top_p=0.9), prompt(LENGTH, vocab=VOCAB)
     plain = Decoder(target("lfm2"), None, Static.empty()).generate(ids, NEW_TOKENS, sampling, seed=3)
@@ -109,6 +112,7 @@ def test_sampled_trees_with_equal_siblings_are_drafted_and_judged():
     assert len(result.tokens) == 12 and any(step.accepted for step in result.steps)
 
 
+@pytest.mark.slow
 def test_a_prompt_of_several_prefill_chunks_and_one_of_a_single_token(monkeypatch):
     monkeypatch.setattr("opt_tree.models.chain_lm._PREFILL_ROWS", 16)
     model = model_of("lfm2")
@@ -119,6 +123,7 @@ def test_a_prompt_of_several_prefill_chunks_and_one_of_a_single_token(monkeypatc
             assert decoder.generate(ids, 6).tokens == generated(model, ids, 6)
 
 
+@pytest.mark.slow
 def test_the_drafter_answers_what_plain_forwards_answer():
     """A tree of it is the tree of a drafter without any cache."""
     small = noisy(model_of("zaya"))
@@ -205,6 +210,7 @@ def indexed(name, seed, topk, monkeypatch):
     return built(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INDEXED)
 def test_the_context_ends_where_an_index_leaves_keys_out(name, monkeypatch):
     end = 32
@@ -220,6 +226,7 @@ def test_the_context_ends_where_an_index_leaves_keys_out(name, monkeypatch):
         decoder.generate(prompt(end, vocab=VOCAB), 4)
 
 
+@pytest.mark.quick("0-deepseek_v32")
 @pytest.mark.parametrize("name", INDEXED[:2])
 @pytest.mark.parametrize("seed", range(4))
 def test_longer_probes_see_that_an_index_chooses_otherwise_in_another_forward(name, seed, monkeypatch):
@@ -242,6 +249,7 @@ def test_the_probe_catches_what_goes_wrong_path_by_path(monkeypatch):
         ChainLM(model_of("kimi_linear"))
 
 
+@pytest.mark.slow
 def test_a_hybrid_model_with_adapters_is_the_model_inside():
     """The wrapper's own signature names nothing."""
     peft = pytest.importorskip("peft")
@@ -259,12 +267,14 @@ def test_a_model_that_can_hold_a_tree_is_wrapped_for_it_without_a_word():
         assert isinstance(wrap(model_of("llama")), CausalLM)
 
 
+@pytest.mark.slow
 def test_the_probe_leaves_no_trace_and_tells_rounding_from_errors():
     for dtype in (torch.float32, torch.bfloat16):
         lm = ChainLM(copy.deepcopy(model_of("lfm2")).to(dtype))
         assert (lm.length, lm.work.forwards, lm.cache.get_seq_length()) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_copies_decode_the_same_text_in_the_middle_of_a_generation():
     decoder, ids = Decoder(target("lfm2"), drafter("lfm2"), Static.chain(4)), prompt(LENGTH, vocab=VOCAB)
     expected = decoder.generate(ids, NEW_TOKENS).tokens
@@ -304,6 +314,7 @@ def test_an_attention_without_tree_masks_is_switched_in_one_line(sdpa, monkeypat
     assert Decoder(wrap(model), None, Static.empty()).generate(ids, 6).tokens == generated(model_of("llama"), ids, 6)
 
 
+@pytest.mark.slow
 def test_a_pair_of_hybrid_models_loads_by_path(tmp_path):
     for part, model in (("target", model_of("lfm2")), ("draft", noisy(model_of("lfm2")))):
         model.save_pretrained(tmp_path / part)

@@ -163,6 +163,7 @@ def lm() -> CausalLM:
 PACKAGED = [negated, another_head, hooked, adapted, number_by_data, quantised]
 
 
+@pytest.mark.quick("negated-False", "hooked-False", "adapted-False", "number_by_data-False", "quantised-False")
 @pytest.mark.parametrize(
     ("change", "compiled"),
     [*((change, False) for change in CHANGES), *((change, True) for change in PACKAGED)],
@@ -192,6 +193,7 @@ def test_the_next_text_is_the_changed_models(change, compiled, lm, fake):
             assert twin.generate(prompt(9), NEW).tokens == expected
 
 
+@pytest.mark.slow
 def test_a_change_is_seen_by_a_batch_first(lm, fake):
     decoder = decoder_of(lm)
     assert compile_forwards(lm)
@@ -203,6 +205,7 @@ def test_a_change_is_seen_by_a_batch_first(lm, fake):
     assert [one.tokens for one in found] == [expected] * 3
 
 
+@pytest.mark.slow
 def test_compiled_again_it_is_fast_again(lm, fake):
     assert compile_forwards(lm)
     negated(lm.model)
@@ -262,6 +265,21 @@ def test_a_copy_knows_what_had_changed(lm):
     assert twin.model is not lm.model and twin.change() == snapshot.change() == ("lm_head.weight was changed", False)
 
 
+@pytest.mark.quick(
+    "dtype0-shape0",
+    "dtype0-shape3",
+    "dtype0-shape6",
+    "dtype1-shape0",
+    "dtype1-shape3",
+    "dtype1-shape6",
+    "dtype2-shape0",
+    "dtype2-shape3",
+    "dtype2-shape6",
+    "dtype2-shape9",
+    "dtype3-shape2",
+    "dtype3-shape6",
+    "dtype3-shape9",
+)
 @pytest.mark.parametrize("shape", [(61, 32), (32, 61), (32, 32), (7, 1), (1, 7), (5,), (), (2, 3, 4), (64, 32), (3, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
 def test_a_sample_meets_every_row_and_every_column_and_its_sum_every_number(shape, dtype):

@@ -42,6 +42,7 @@ def load(folder: str):
     return lm
 
 
+@pytest.mark.slow
 def test_the_same_files_are_checked_once(folder, checks, monkeypatch):
     for _ in range(2):
         lm = load(folder)
@@ -56,6 +57,7 @@ def test_the_same_files_are_checked_once(folder, checks, monkeypatch):
     assert len(checks) == 3
 
 
+@pytest.mark.slow
 def test_a_weight_that_was_changed_before_has_it_checked(folder, checks):
     make_canonical(load(folder))
     for name in ("lm_head", "model.norm"):  # a large one and a small one
@@ -65,6 +67,7 @@ def test_a_weight_that_was_changed_before_has_it_checked(folder, checks):
     assert len(checks) == 3
 
 
+@pytest.mark.slow
 def test_quantised_weights_are_known_by_their_numbers(folder, checks, quantised_kernel):
     for _ in range(2):
         lm = load_causal_lm(folder, torch.bfloat16, weights="int4")
@@ -76,6 +79,7 @@ def test_quantised_weights_are_known_by_their_numbers(folder, checks, quantised_
     assert len(checks) == 2
 
 
+@pytest.mark.slow
 def test_a_target_that_fails_is_checked_again(folder, checks, monkeypatch):
     def fails(lm):
         checks.append(lm.name)

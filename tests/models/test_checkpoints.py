@@ -75,6 +75,7 @@ def failure(*names: str | Path, **arguments: Any) -> str:
 
 
 class TestPairs:
+    @pytest.mark.quick("draft-CausalLMDrafter")
     @pytest.mark.parametrize(("part", "kind"), [("draft", CausalLMDrafter), ("eagle", EagleDrafter)])
     def test_a_pair_decodes_the_target_s_own_text(self, originals, part, kind):
         """A head needs no tokenizer."""
@@ -86,6 +87,7 @@ class TestPairs:
         assert result.tokens == expected[0, 12:].tolist()
         assert part == "eagle" or result.mean_acceptance_length > 1
 
+    @pytest.mark.slow
     def test_which_dtypes_they_get(self, originals, monkeypatch):
         for fast, expected in ((True, torch.bfloat16), (False, torch.float32)):
             monkeypatch.setattr(checkpoints, "fast_bfloat16", lambda fast=fast: fast)

@@ -29,6 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
     return lm
 
 
+@pytest.mark.quick("draft")
 @pytest.mark.parametrize("kind", ["draft", "eagle"])
 def test_texts_and_trees_are_those_of_one_place(target, kind):
     def decoder(lm: CausalLM) -> Decoder:

@@ -90,6 +90,7 @@ def until_the_border(decoder: Decoder, model: Any, length: int) -> Generation:
     return result
 
 
+@pytest.mark.quick("llama-7-None")
 @pytest.mark.parametrize(("rows", "buckets"), [(512, None), (7, None), (7, BUCKETS)])
 def test_plain_decoding_is_that_of_transformers_up_to_the_border(model, rows, buckets, monkeypatch):
     monkeypatch.setattr(lm_module, "PREFILL", rows)
@@ -98,6 +99,7 @@ def test_plain_decoding_is_that_of_transformers_up_to_the_border(model, rows, bu
         until_the_border(decoder, model, length)
 
 
+@pytest.mark.quick("llama-exact")
 @pytest.mark.parametrize("buckets", [None, BUCKETS], ids=["exact", "padded"])
 def test_trees_end_at_the_border_and_change_nothing(model, buckets):
     drafter = CausalLMDrafter(CausalLM(perturbed(model, 0.05), buckets), VOCAB)
@@ -109,12 +111,14 @@ def test_trees_end_at_the_border_and_change_nothing(model, buckets):
     assert [one.tokens for one in many] == [one.tokens for one in alone]
 
 
+@pytest.mark.quick("llama")
 def test_path_by_path_ends_there_as_well(model):
     decoder = Decoder(ChainLM(model), None, Static.empty())
     for length in LENGTHS:
         until_the_border(decoder, model, length)
 
 
+@pytest.mark.quick("phi3-window", "llama")
 def test_a_drafter_drafts_up_to_its_own_border(model):
     config = CONFIGS["llama"]()
     config.rope_parameters["original_max_position_embeddings"] = BORDER - 9

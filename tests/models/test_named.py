@@ -184,6 +184,7 @@ def failure(action) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_gguf_file_decodes_as_the_model_it_was_made_of(file, model):
     pair = load_pair(str(file), "ngram", dtype="float32", device="cpu")
     expected = model.float().generate(torch.tensor([prompt(8)]), max_new_tokens=24, do_sample=False)
@@ -192,6 +193,7 @@ def test_a_gguf_file_decodes_as_the_model_it_was_made_of(file, model):
     model.bfloat16()
 
 
+@pytest.mark.quick("True-F32", "True-Q8_0", "False-F32", "False-F16", "False-Q4_1")
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1"])
 @pytest.mark.parametrize("moves_rows", [True, False])
 def test_what_is_written_piece_by_piece_is_what_transformers_loads(model, tmp_path, monkeypatch, kind, moves_rows):

@@ -76,6 +76,7 @@ def test_a_whole_model_as_a_head_is_told_its_name(kind):
         load_pair("demo", f"{kind}:{DEMO / 'draft'}", dtype="float32")
 
 
+@pytest.mark.slow
 def test_a_head_that_is_wrong_is_not_called_a_whole_model(tmp_path):
     shutil.copytree(DEMO / "eagle", tmp_path / "head")
     shutil.copy(DEMO / "target" / "tokenizer_config.json", tmp_path / "head")

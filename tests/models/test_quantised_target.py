@@ -39,6 +39,7 @@ def model(weights: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> 
     return made
 
 
+@pytest.mark.quick("int8-lm:demo", "int4-lm:demo")
 @pytest.mark.parametrize(
     ("weights", "spec"),
     [("int8", "lm:demo"), ("int8", "eagle:demo"), ("int8", "store:demo"), ("int8", "exit:demo"), ("int4", "lm:demo")],
@@ -53,6 +54,7 @@ def test_a_trees_text_is_plain_decodings(weights: str, spec: str) -> None:
     assert found.tokens == expected and found.mean_acceptance_length > 1.2
 
 
+@pytest.mark.slow
 def test_a_quantised_text_is_not_the_other_one() -> None:
     """Else nothing was quantised."""
     logits = {}
@@ -116,6 +118,7 @@ def test_its_size_counts_each_weight_once() -> None:
         assert CausalLM(made).size.endswith("bfloat16, int8")
 
 
+@pytest.mark.slow
 def test_a_head_is_quantised_with_its_target() -> None:
     head: Any = load_pair("demo", "eagle:demo", weights="int4", dtype="bfloat16").drafter
     layers = {type(layer) for layer in head.models[0].model.modules()}
@@ -140,6 +143,7 @@ def test_a_weight_that_is_changed_is_noticed() -> None:
     assert not torch.equal(lm.append(prompt(5)).logits, before)
 
 
+@pytest.mark.slow
 def test_its_package_takes_the_weights_from_the_model(fake: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are there once; those of a model in which other layers are left are in its package."""
     given: list[dict[str, torch.Tensor]] = []
@@ -164,6 +168,7 @@ def test_what_cannot_be_quantised_is_one_line() -> None:
         load_pair("demo", "ngram", weights="int8", dtype="float16")
 
 
+@pytest.mark.slow
 def test_commands_quantise_a_target_that_was_inflated_first() -> None:
     for more in ({}, {"through": f"{INFLATE}:inflate_pair:384x14"}):
         pair = load(Models(drafter="ngram", weights="int8", dtype="bfloat16", **more), "cpu")

@@ -120,6 +120,7 @@ def test_where_the_last_ancestors_lie():
             assert found[row].tolist() == path[-4:]
 
 
+@pytest.mark.quick("olmo_hybrid")
 @pytest.mark.parametrize("name", TYPES)
 def test_rows_of_any_tree_are_plain_rows_whatever_was_kept_before(name):
     """transformers computes the rule, and norms behind it, in float32: two forms agree to that rounding."""
@@ -141,6 +142,7 @@ def test_rows_of_any_tree_are_plain_rows_whatever_was_kept_before(name):
         context = [*context, *tree.tokens[kept].tolist()]
 
 
+@pytest.mark.quick("olmo_hybrid")
 @pytest.mark.parametrize("name", TYPES)
 def test_texts_are_those_of_transformers(name):
     ids = prompt(LENGTH, vocab=VOCAB - 1)
@@ -156,6 +158,7 @@ def test_texts_are_those_of_transformers(name):
     assert Decoder(target(name), None, Static.empty()).generate(ids, NEW_TOKENS).tokens == expected
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_text_and_turns_go_on():
     lm, sampling, ids = target("qwen3_next"), Sampling(0.8, top_p=0.9), prompt(LENGTH, vocab=VOCAB)
     plain = Decoder(lm, None, Static.empty())
@@ -181,6 +184,7 @@ def test_a_copy_goes_on_from_the_same_state():
         assert torch.equal(twin.score(tree).logits, expected)
 
 
+@pytest.mark.slow
 def test_others_have_the_layers_themselves():
     """Another thread's forwards, and transformers' own caches, meanwhile and afterwards."""
     model, ids = model_of("qwen3_next"), prompt(LENGTH, vocab=VOCAB)
@@ -238,6 +242,7 @@ def test_the_returned_cache_goes_on():
     assert (logits - causal_logits(model, whole)[-1]).abs().max() < 2e-4
 
 
+@pytest.mark.slow
 def test_where_accelerate_moves_the_weights_paths_are_scored():
     model = copy.deepcopy(model_of("qwen3_next"))
     next(iter(recurrent_layers(model).values())).conv1d._hf_hook = ModelHook()
@@ -246,6 +251,7 @@ def test_where_accelerate_moves_the_weights_paths_are_scored():
         assert isinstance(wrap(model), ChainLM)
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("ends", [1, 2, 3])
 def test_an_interruption_leaves_no_layer_ahead_of_another(ends, monkeypatch):
     """Ctrl-C in the middle of a commit: the next text goes on from a state of the whole context, or from none."""

@@ -155,6 +155,7 @@ def test_rows_by_their_depth():
             above = rows
 
 
+@pytest.mark.quick("mamba2-2")
 @pytest.mark.parametrize("length", [SHORT, LONG])
 @pytest.mark.parametrize("name", TYPES)
 def test_rows_of_any_tree_are_those_of_its_chains(name, length):
@@ -178,6 +179,7 @@ def test_rows_of_any_tree_are_those_of_its_chains(name, length):
         assert (logits[kept] - causal_logits(lm.model, context)[-len(kept) :]).abs().max() < 1e-4
 
 
+@pytest.mark.quick("mamba2")
 @pytest.mark.parametrize("name", TYPES)
 def test_texts_are_those_of_transformers(name):
     prompts = [prompt(LONG, vocab=VOCAB - 1), prompt(SHORT, seed=1, vocab=VOCAB - 1)]
@@ -236,6 +238,7 @@ def test_turns_go_on_and_so_do_copies():
         assert torch.equal(twin.score(tree).logits, expected)
 
 
+@pytest.mark.quick("mamba2", "zamba2")
 @pytest.mark.parametrize("name", TYPES)
 def test_the_tree_changes_no_text_in_float32(name):
     lm, ids = CausalLM(copy.deepcopy(model_of(name)).float()), prompt(LONG, seed=4, vocab=VOCAB)
@@ -244,6 +247,7 @@ def test_the_tree_changes_no_text_in_float32(name):
     assert any(step.accepted for step in drafted.steps)
 
 
+@pytest.mark.quick("dtype0")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_tree_changes_no_bit_in_half_precision(dtype, monkeypatch):
     """Where a product of matrices has the same bits for any number of rows: here it is taken a row at a time."""

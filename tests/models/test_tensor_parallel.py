@@ -152,6 +152,7 @@ def refusals(target: CausalLM, rank: int) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_what_one_rank_would_do_alone_is_refused_and_errors_are_everybody_s(folder):
     first, second = spread(folder, refusals)
     assert first == second
@@ -160,6 +161,7 @@ def test_what_one_rank_would_do_alone_is_refused_and_errors_are_everybody_s(fold
     assert len(first[-1][0]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_rank_that_is_lost_ends_the_other_with_an_error(folder, lost):
     """It does not wait: at the time when it is lost the other one may be in a forward, or before one."""

@@ -51,6 +51,7 @@ def test_how_many_positions_a_config_has(config, positions):
     assert positions_of(config) == positions
 
 
+@pytest.mark.quick("linear")
 @pytest.mark.parametrize("rope", [LINEAR, YARN], ids=["linear", "yarn"])
 def test_a_text_goes_on_to_the_end_of_the_widened_context(rope):
     """As transformers writes it, by trees on both sides of what the model was trained on, and up to the last token."""

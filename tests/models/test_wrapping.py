@@ -55,6 +55,7 @@ def test_a_data_parallel_model_and_what_is_no_model_are_refused():
     one_line(error)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_recognised_through_the_door():
     """As it was wrapped, and as the one that generates."""
     model = tiny("llama")

@@ -42,11 +42,13 @@ def p_value_from_tables(case: Case, count: int) -> float:
     return p_value(draw(case, (TARGET, DRAFTER), [0], count, Sampling(1.0)), target_law(TARGET, (0,), 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["match", "block", "without_replacement"])
 def test_lossless_verifiers_pass(name: str) -> None:
     assert p_value_from_tables(CASES[name], 200) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [FORGETFUL, *(CASES[name] for name in WRONG)], ids=["forgetful", *WRONG])
 def test_wrong_ones_do_not(case: Case) -> None:
     assert p_value_from_tables(case, 300) < 1e-6
@@ -63,6 +65,7 @@ def test_texts_that_expect_few_draws_share_a_cell() -> None:
         p_value(Counter({(0, 0): 6}), {(0, 0): 0.5, (0, 1): 0.5})
 
 
+@pytest.mark.slow
 def test_the_command_tells_right_from_wrong(capsys, monkeypatch) -> None:
     models = iter([SimpleNamespace(model=tiny("llama")), SimpleNamespace(model=tiny_drafter("llama"))])
     pair = SimpleNamespace(target=next(models), drafter=SimpleNamespace(models=[next(models)]), encode=lambda _: [3, 1])

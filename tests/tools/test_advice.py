@@ -52,6 +52,7 @@ def refused(pair, texts):
         return weigh(pair, texts, {"here": DEAR})
 
 
+@pytest.mark.slow
 def test_the_best_tree_is_that_of_the_cheapest_decoding(pair, texts, found):
     """The grid's seconds are those of decoding with each setting, steps priced by the same table."""
     few = {name: policy for name, policy in grid().items() if name in (found.here.best.name, "OptTree(2, 0.3)")}
@@ -67,6 +68,7 @@ def test_the_best_tree_is_that_of_the_cheapest_decoding(pair, texts, found):
     assert found.prospects["dear"].best.speed_up < 1 and found.prospects["dear"].emitted < found.prospects["dear"].step
 
 
+@pytest.mark.slow
 def test_do_not_use_it_where_its_layers_cost_more_than_they_bring(refused):
     verdict = refused.verdict
     assert refused.use is False and verdict.startswith("Do not use this drafter here") and "\n" not in verdict
@@ -96,6 +98,7 @@ def test_what_a_walk_costs(pair, texts):
     assert (chain.steps[0].draft_forwards, chain.steps[0].draft_tokens) == (3, 2 + 1 + 1)
 
 
+@pytest.mark.slow
 def test_accepted_by_position_is_counted(pair, texts, found):
     generations = walked(pair, texts, grid()[found.here.best.name])
     steps = [step.accepted for one in generations for step in one.steps[:-1]]
@@ -115,6 +118,7 @@ def test_costs_of_another_machine_are_read(tmp_path):
             read_costs(path)
 
 
+@pytest.mark.slow
 def test_the_command_and_its_pictures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(advising, "costs_of", lambda target, drafter, lanes=1: CHEAP)
     monkeypatch.setattr(advising, "grid", lambda: FEW)
@@ -141,6 +145,7 @@ def test_mistakes_are_one_line(pair, capsys, tmp_path):
         assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_draw_needs_few_steps(refused, tmp_path):
     few = dataclasses.replace(refused, expected=[0.5], found=[1], accepted=[1.0])
     assert len(draw_advice(few, tmp_path)) == 2

@@ -11,6 +11,7 @@ from opt_tree.training.fitting import calibrate
 from opt_tree.training.fitting.calibrate import Likelihood
 
 
+@pytest.mark.quick("1.0")
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_the_temperature_that_choices_were_drawn_at_is_found(temperature: float) -> None:
     random, likelihood = np.random.default_rng(0), Likelihood()
@@ -32,6 +33,7 @@ def test_a_token_that_cannot_be_drafted_says_nothing_and_a_wrong_drafter_fits_no
         likelihood.temperature()
 
 
+@pytest.mark.slow
 def test_the_command_fits_checks_and_writes(tmp_path, capsys) -> None:
     prompts = tmp_path / "prompts.jsonl"
     texts = ("Name three colours.", "What is a fair price?", "Tell me a story.", "How do I boil an egg?")

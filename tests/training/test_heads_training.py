@@ -219,6 +219,7 @@ def test_the_feature_loss_is_on_what_the_output_layer_reads(kind, folder, target
         assert torch.allclose(near[number], nn.functional.smooth_l1_loss(own[chosen], goals[chosen]), atol=1e-4)
 
 
+@pytest.mark.quick("eagle3")
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_the_laws_of_the_passes_are_those_of_the_drafter(kind):
     """Pass s of training on the context and s drafted tokens, and what the drafter says there with its cache."""
@@ -303,6 +304,7 @@ def test_a_head_is_one_llama_layer_in_the_target_s_width_whatever_the_target_s_l
         assert passes(head.float(), ids, features, 2)[1].isfinite().all()
 
 
+@pytest.mark.quick("eagle")
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "warm"])
 def test_a_run_goes_on_and_leaves_heads(folder, tmp_path, kind, target, clock):
     arguments = ["--kind", kind, "--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
@@ -419,6 +421,7 @@ def test_a_head_goes_on_and_is_saved_with_its_embedding(folder, tmp_path, target
         assert 0 < (saved["fc.weight"] - given["fc.weight"]).float().norm() < 0.2 * given["fc.weight"].float().norm()
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_weights_is_what_is_kept(folder, tmp_path, target):
     head = new_head(target.model).float()
     output = target.model.get_output_embeddings().weight.detach().to(torch.bfloat16)
@@ -453,6 +456,7 @@ def test_a_batch_is_judged_over_frequent_tokens_and_others_drawn_anew(target):
     assert all(torch.equal(rows, output) for rows in model.eval().judging()), "rows that stay are the target's"
 
 
+@pytest.mark.slow
 def test_the_loss_falls_on_what_is_seen_again(folder, target):
     documents = Documents(folder / "features", 200, (-1, *published_layers(4)))
     kept = most_frequent(np.load(folder / "features" / COUNTS), 40, "target")

@@ -53,6 +53,7 @@ def learns(run, passes, least):
     return all(late < early - least for early, late in zip(before, run.heldout(passes)[0], strict=True))
 
 
+@pytest.mark.slow
 def test_every_depth_learns(folder, target, tmp_path):
     plan = ParallelPlan(minutes=1e9, lr=3e-3, tokens=200, depths=3)
     torch.manual_seed(0)
@@ -76,6 +77,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.quick("opt_tree.training.heads.medusa-medusa-options5-3")
 @pytest.mark.parametrize(("module", "kind", "options", "passes"), RUNS)
 def test_a_run_goes_on_and_leaves_a_drafter(folder, tmp_path, target, module, kind, options, passes, clock):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", *options]
@@ -215,6 +217,7 @@ def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target,
     target.model.double()
 
 
+@pytest.mark.slow
 def test_every_place_of_a_block_learns(folder, target, tmp_path):
     plan = dspark.DSparkPlan(minutes=1e9, block=BLOCK, anchors=0.5)
     torch.manual_seed(0)

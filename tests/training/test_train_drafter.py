@@ -51,6 +51,7 @@ def asked(folder, *more):
     return ["demo", "--kind", "store", "--output", str(folder / "made"), *few, *more]
 
 
+@pytest.mark.slow
 def test_what_it_makes_is_a_drafter_and_it_goes_on_where_it_was(tmp_path, stages, capsys):
     assert conductor.main(asked(tmp_path)) == 0
     assert stages == ["training.outputs", "training.fitting.store", "training.advise"]
@@ -130,6 +131,7 @@ def test_a_stage_that_fails_is_one_line_and_its_log_is_kept(tmp_path):
     assert work.state["seconds"] > 0 and json.loads((tmp_path / stage_runner.STATE).read_text()) == work.state
 
 
+@pytest.mark.slow
 def test_answers_go_on_batch_by_batch(tmp_path, capsys):
     questions = tmp_path / "questions.txt"
     questions.write_text("\n".join(default_prompts()[:5]))

@@ -85,6 +85,7 @@ def modelled(costs: Costs, policy, laws: tuple) -> float:
     return (context - 1) / seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", [EAGER, COMPILED, POOR], ids=["eager", "compiled", "poor"])
 def test_it_is_about_as_good_as_the_best_fixed_setting(costs):
     """By modelled seconds, so that the comparison is exact; learning included, the best chosen afterwards."""
@@ -96,6 +97,7 @@ def test_it_is_about_as_good_as_the_best_fixed_setting(costs):
     assert modelled(costs, Auto(costs), laws) >= 0.95 * max(rates)
 
 
+@pytest.mark.slow
 def test_a_useless_drafter_is_left_alone():
     """It is tried ever more seldom, and decoding is plain decoding."""
     laws = written_laws({(): (1.0, 0.0, 0.0)}), written_laws({(): (0.0, 0.9, 0.1)})
@@ -105,6 +107,7 @@ def test_a_useless_drafter_is_left_alone():
     assert sizes[0] > 0 and sum(size > 0 for size in sizes[250:]) <= 250 / PATIENCE[1] + 1
 
 
+@pytest.mark.slow
 def test_it_comes_back_when_drafting_pays_again():
     told = {(): (0.0, 1.0, 0.0)}
     auto = Auto(EAGER)
@@ -189,6 +192,7 @@ def test_a_child_earns_what_is_beyond_the_node_that_it_pushes_out():
         assert (None if found is None else found.tolist()) == rows
 
 
+@pytest.mark.slow
 def test_costs_are_measured_once(tmp_path, monkeypatch):
     monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
     monkeypatch.setattr(pricing, "ROUNDS", 3)
@@ -240,6 +244,7 @@ def test_a_batch_is_decoded_by_its_own_costs():
     assert [step.tree.nodes for step in alone.steps] == [step.tree.nodes for step in priced[0].steps]
 
 
+@pytest.mark.slow
 def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):
     monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
     monkeypatch.setattr(pricing, "ROUNDS", 1)
@@ -274,6 +279,7 @@ def timed(monkeypatch) -> Callable[..., list[Timed]]:
     return begin
 
 
+@pytest.mark.slow
 def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(timed):
     steps = timed(ROUNDS=3)
     target = CausalLM(build(ARCHITECTURES["llama"]()))
@@ -334,6 +340,7 @@ def test_the_largest_tree_that_costs_are_known_of_is_drafted():
     assert step.tree.nodes == 255
 
 
+@pytest.mark.slow
 def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_path, capsys):
     (tmp_path / "costs.json").write_text(json.dumps({"one": dataclasses.asdict(EAGER)}))
     asked = ["--limit", "1", "--max-new-tokens", "6", "--dtype", "float32", "--seeds", "3", "--json"]
@@ -353,6 +360,7 @@ def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_p
     assert "seeds must be at least 1, got 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_controller_that_draws_walks_as_it_decodes():
     """The same draws, the same trees, the same tokens of each."""
     eagle = load_pair("demo", drafter="eagle:demo", dtype=torch.float32)

@@ -88,6 +88,7 @@ def target_probs() -> dict[Text, float]:
     return target_law(TARGET, CONTEXT, 1)
 
 
+@pytest.mark.quick("<lambda>-naive0", "<lambda>-multi_round1", "<lambda>-naive1", "<lambda>-match0", "<lambda>-match1")
 @pytest.mark.parametrize(
     ("controller", "verifier"),
     [
@@ -127,6 +128,7 @@ class PeekingJudge(TreePolicy):
         return self.policies[int(drawn[0, 1] == 0)]
 
 
+@pytest.mark.slow
 def test_a_verifier_may_be_chosen_blindly_but_not_by_what_was_drawn():
     expected = target_probs()
     trees = [Judged(Sampled.chains(2, 1), judge) for judge in (naive, multi_round)]
@@ -142,6 +144,7 @@ def target() -> CausalLM:
     return CausalLM(build(ARCHITECTURES["llama"]()))
 
 
+@pytest.mark.slow
 def test_a_schedule_takes_its_policies_in_turn_and_changes_no_token(target):
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
     policies = [OptTree(6, 0.0, 3), Static.empty(), Eagle2(2, 2, 5), Static.chain(3)]
@@ -157,6 +160,7 @@ def test_a_schedule_takes_its_policies_in_turn_and_changes_no_token(target):
     assert sampled == plain(target).generate(prompt(9), 30, Sampling(0.8), seed=4).tokens
 
 
+@pytest.mark.slow
 def test_the_root_is_asked_once_and_shown(target):
     lm = CausalLM(tiny_drafter("llama"))
     controller = Surest(OptTree(6, 0.0, 3), Static.chain(2))
@@ -258,6 +262,7 @@ def test_what_a_table_drafts_costs_layers_without_forwards():
     assert costs.of(replace(bare, policy=Static.empty())) == 1.0
 
 
+@pytest.mark.slow
 def test_the_length_of_a_chain_follows_acceptance(target):
     """The target drafts for itself, so that all is accepted; an unrelated model, so that next to nothing is."""
     lengths = {}

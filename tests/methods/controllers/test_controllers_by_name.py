@@ -64,6 +64,7 @@ def test_a_folder_that_holds_nothing_is_refused(pair):
         presets.make_preset("delayed_selected:demo", pair.target, pair.drafter)
 
 
+@pytest.mark.quick("adaeagle:demo-eagle:demo")
 @pytest.mark.parametrize(
     ("name", "drafter"),
     [

@@ -54,6 +54,7 @@ def chain_behind(drafter: EagleDrafter, lm: CausalLM, context: list[int]) -> lis
         return draft(drafter, Static.chain(LONGEST), context, LONGEST).tokens[1:].tolist()
 
 
+@pytest.mark.quick("eagle")
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_labels_are_the_lengths_that_drafting_reaches(kind):
     """On a text that follows the drafter for 0 to 4 tokens at a time, at every place of it."""
@@ -161,6 +162,7 @@ def emitted_law(controller, verifier, chosen) -> dict[Text, float]:
         return law_of(first)
 
 
+@pytest.mark.slow
 def test_by_enumeration_it_keeps_the_distribution():
     """Chains are drawn; their length is predicted from what the target said before."""
     chosen, lm = set(), target()
@@ -191,6 +193,7 @@ def test_the_loss_is_the_papers_and_a_quantile_is_the_best_constant(penalty):
     assert best == pytest.approx(min(losses), abs=0.08) and constant(lengths, 9.0) > constant(lengths, 0.2)
 
 
+@pytest.mark.slow
 def test_training_learns_what_there_is_to_learn():
     labels, embed = labels_of()
     predictor = fit(labels, embed, Plan(LONGEST, 2.0, 16, epochs=30, batch=100, lr=1e-2))
@@ -198,6 +201,7 @@ def test_training_learns_what_there_is_to_learn():
     assert judge(predictor, embed, labels, 2.0) < 0.65 * simplest  # half of what goes in is dropped in training
 
 
+@pytest.mark.slow
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys, monkeypatch):
     lm = target()
     build(ARCHITECTURES["llama"]()).float().save_pretrained(tmp_path / "target")

@@ -86,6 +86,7 @@ def test_a_part_of_a_comb_is_a_drawn_tree(trunk, branches, part):
     assert found == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_comb_holds_nothing_else_and_its_expectations_are_those_of_its_parts():
     comb, plan, laws = Comb(2, 1, 1), Plan(branches=2, trunk=1, length=1), hashed_laws(3, 2)
     for tree, _ in drawn_trees(comb, laws, (0, 1), Sampling(1.0))[:40]:
@@ -142,6 +143,7 @@ class SeenTable(Seen):
         return self.drafter.root(context)
 
 
+@pytest.mark.slow
 def test_by_enumeration_it_keeps_the_distribution():
     """The tree is chosen by what the models said before anything is drawn; its verifier is exact for each of them."""
     chosen = set()
@@ -152,6 +154,7 @@ def test_by_enumeration_it_keeps_the_distribution():
     assert len(chosen) > 1 and {policy.verifier for policy in chosen} == {multi_round}
 
 
+@pytest.mark.quick("head")
 @pytest.mark.parametrize("kind", ["draft model", "head"])
 def test_it_reads_the_states_and_the_laws_that_the_models_have_there(kind):
     """Against forwards over the whole text: of the token before the root and of the root."""
@@ -219,6 +222,7 @@ def surveyed(rows: int, seed: int) -> Surveyed:
     return Surveyed(Known(states, torch.randn(rows, SCALARS, generator=random)), tokens, seconds)
 
 
+@pytest.mark.slow
 def test_training_learns_what_there_is_to_learn():
     kept, heldout = surveyed(600, 0), surveyed(300, 1)
     selector = fit(kept, heldout, CHOICE, Plan(width=8, inner=16, epochs=40, lr=1e-2))
@@ -235,6 +239,7 @@ def test_the_loss_is_the_papers():
     assert loss_of(logits, some, 1, plan).item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
     target = CausalLM(build(ARCHITECTURES["llama"]()))
     build(ARCHITECTURES["llama"]()).float().save_pretrained(tmp_path / "target")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from methods.drafters.published_head import DEPTH, GROUPS, HEADS, SIZE, WIDE, normed, target_of, turned
+from methods.drafters.published_head import DEPTH, GROUPS, HEADS, SIZE, WIDE, normed, turned, undrafted
 from methods.drafters.test_eagle import Witness
 from safetensors.torch import save_file
 from tiny_models import HIDDEN, VOCAB, prompt
@@ -140,17 +140,19 @@ class Blocks:
     multiplier: float = 1.0
     cap: float | None = None
     embedded: float = 1.0
-    model: Any = field(default_factory=lambda: target_of().model)
+    model: Any = None
+    """Of the target, where it is another one than `undrafted`."""
     known: dict[Any, list[Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
     def states(self, context: list[int]) -> list[Tensor]:
         """What the target's layers say of every token before the last, through `fc` and its norm."""
         hs: list[Tensor] = []
-        layers = self.model.model.layers
+        model = self.model or undrafted()
+        layers = model.model.layers
         hooks = [layer.register_forward_pre_hook(lambda _, args: hs.append(args[0][0])) for layer in layers]
         hooks.append(layers[-1].register_forward_hook(lambda _module, _args, out: hs.append(out[0])))
-        final = self.model.model(torch.tensor([context]), use_cache=False).last_hidden_state[0]
+        final = model.model(torch.tensor([context]), use_cache=False).last_hidden_state[0]
         for hook in hooks:
             hook.remove()
         if self.normed_last:
@@ -159,7 +161,7 @@ class Blocks:
         return [normed(self.w["fc.weight"] @ row, self.w["hidden_norm.weight"]) for row in rows]
 
     def embedding(self, token: int) -> Tensor:
-        own = self.w.get("embed_tokens.weight", self.model.get_input_embeddings().weight.detach())
+        own = self.w.get("embed_tokens.weight", (self.model or undrafted()).get_input_embeddings().weight.detach())
         return own[token].double() * self.embedded
 
     def around(self, at: str, x: list[Tensor], read: list[Tensor], side: int) -> list[Tensor]:
@@ -222,7 +224,7 @@ class Blocks:
         return [normed(one, self.w["norm.weight"]) for one in rows]
 
     def scores(self, state: Tensor) -> Tensor:
-        output = self.w.get("lm_head.weight", self.model.get_output_embeddings().weight.detach())
+        output = self.w.get("lm_head.weight", (self.model or undrafted()).get_output_embeddings().weight.detach())
         found = output.double() @ state * self.multiplier
         return found if self.cap is None else self.cap * torch.tanh(found / self.cap)
 
@@ -274,7 +276,7 @@ class Blocks:
         return state
 
 
-def check_block_laws(drafter: Any, target: Any, loops: Blocks, most: int = 12) -> None:
+def check_block_laws(drafter: Any, target: Any, loops: Blocks, most: int = 5) -> None:
     """Every law that a drafter gave while decoding is that of the loops, impossible tokens among them."""
     witness = Witness(drafter)
     steps = list(Decoder(target, witness, OptTree(20, 0.0)).steps(prompt(6), 6))

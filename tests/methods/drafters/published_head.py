@@ -1,5 +1,6 @@
 """EAGLE-3 heads as files that others write, and their layer once more, row by row in float64."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from methods.drafters.test_eagle import Witness
 from safetensors.torch import save_file
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from opt_tree import Decoder
 from opt_tree.models.causal_lm import CausalLM
@@ -36,10 +38,20 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def target_of(dtype: torch.dtype = torch.float64) -> CausalLM:
+def model_of(dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     config = ARCHITECTURES["llama"]()
     config.num_hidden_layers = DEPTH
-    return CausalLM(build(config, dtype=dtype))
+    return build(config, dtype=dtype)
+
+
+def target_of(dtype: torch.dtype = torch.float64) -> CausalLM:
+    return CausalLM(model_of(dtype))
+
+
+@functools.cache
+def undrafted() -> PreTrainedModel:
+    """The target's model once more, for the loops alone: nobody drafts for it or watches its layers."""
+    return model_of()
 
 
 def head_weights(
@@ -141,7 +153,7 @@ class Loops:
 
     def __init__(self, weights: dict[str, Tensor], ids: list[int] | str, **settings: bool) -> None:
         self.w, self.ids, self.settings = weights, ids, settings
-        self.model = target_of().model
+        self.model = undrafted()
 
     @torch.no_grad()
     def features(self, context: list[int]) -> list[Tensor]:
@@ -191,7 +203,7 @@ class Loops:
         return rows
 
 
-def check_laws(drafter: Any, target: CausalLM, loops: Any, policy: Any, most: int = 12) -> None:
+def check_laws(drafter: Any, target: CausalLM, loops: Any, policy: Any, most: int = 4) -> None:
     """Every law that a drafter gave while decoding under a policy is that of the loops."""
     witness = Witness(drafter)
     steps = list(Decoder(target, witness, policy).steps(prompt(6), 5))

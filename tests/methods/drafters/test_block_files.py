@@ -27,6 +27,8 @@ from opt_tree import CheckpointError, Decoder, OptTree, Static, load_drafter
 from opt_tree.methods.drafters.heads import layer_probe
 from opt_tree.methods.drafters.registry import DrafterOptions
 
+pytestmark = pytest.mark.slow
+
 MODELOPT = {
     "markov_head.markov_w1.weight": "markov_w1.weight",
     "markov_head.markov_w2.weight": "markov_w2.weight",

@@ -142,6 +142,7 @@ def written(folder, name):
     return write_block(folder / "block", weights, config), weights, loops
 
 
+@pytest.mark.quick("DSpark of DeepSpec, RNN", "DFlash 2")
 @pytest.mark.parametrize("name", CASES)
 def test_every_law_is_that_of_the_loops(tmp_path, name):
     folder, _, loops = written(tmp_path, name)
@@ -151,6 +152,7 @@ def test_every_law_is_that_of_the_loops(tmp_path, name):
     check_block_laws(drafter, target, loops)
 
 
+@pytest.mark.quick("DFlash, windows")
 @pytest.mark.parametrize("name", ["DFlash, windows", "DFlash 2", "DSpark of DeepSpec, RNN", "Domino"])
 def test_the_text_is_the_target_s_in_float32(tmp_path, name):
     folder, _, _ = written(tmp_path, name)
@@ -164,6 +166,7 @@ def test_the_text_is_the_target_s_in_float32(tmp_path, name):
         assert {step.draft_forwards for step in answer.steps} <= {0, 1}
 
 
+@pytest.mark.slow
 def test_convolutions_that_leave_rows_as_they_are_make_a_dflash_model(tmp_path):
     """And a selector of zeros one whose laws are those of its best tokens alone."""
     weights = block_weights("selector")
@@ -192,6 +195,7 @@ def test_convolutions_that_leave_rows_as_they_are_make_a_dflash_model(tmp_path):
     check_block_laws(load_drafter(f"dflash:{folder}", target), target, Best)
 
 
+@pytest.mark.slow
 def test_a_draft_vocabulary_out_of_order_is_put_in_order(tmp_path):
     """`d2t` names columns; of the output layer and of W2 each row goes where its token is."""
     known = torch.tensor([40, 3, 17, 22, 9, 58, 1])
@@ -215,6 +219,7 @@ def test_a_draft_vocabulary_out_of_order_is_put_in_order(tmp_path):
     check_block_laws(drafter, target, Sorted)
 
 
+@pytest.mark.slow
 def test_an_embedding_and_an_output_layer_of_its_own_are_used_and_copies_are_not_kept(tmp_path):
     weights, target = block_weights("vanilla"), target_of()
     model = target.model
@@ -296,6 +301,7 @@ def recorded(drafter, monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_the_laws_are_those_of_transformers_own_chain(monkeypatch):
     """Same contexts, same logits: over accepted runs, a sliding window, and the last layer behind its norm."""
     theirs, own = {}, DFlashTokenCandidateGenerator.get_candidates

@@ -10,9 +10,10 @@ from opt_tree import Decoder, OptTree
 from opt_tree.methods.drafters.heads.eagle3 import load_eagle3
 from opt_tree.methods.drafters.heads.eagle3_files import ENTERED, Reading, read_layers
 from opt_tree.methods.drafters.registry import DrafterOptions
-from opt_tree.methods.policies.static import Static
 
-POLICIES = {"chain of 4": Static.chain(4), "tree of 7": OptTree(7, 0.0, 3)}
+pytestmark = pytest.mark.slow
+
+TREE = OptTree(7, 0.0, 4)
 DEFAULT = [2, DEPTH // 2, DEPTH - 3]
 """The states that a head reads which names none, as hs[k]."""
 
@@ -53,13 +54,12 @@ def test_the_other_reading_is_one_layer_off():
     assert (reading.layers(), reading.layers(False)) == ((2, 0), (3, 1))
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("case", [0, 2, 5, 6, 7, 12], ids=lambda case: str(READ[case][0]))
-def test_laws_are_those_of_the_layer_written_with_loops(tmp_path, policy, case):
+def test_laws_are_those_of_the_layer_written_with_loops(tmp_path, case):
     settings, states, _ = READ[case]
     weights, target = head_weights(len(states or DEFAULT)), target_of()
     drafter = load_eagle3(write_head(tmp_path / "head", weights, **settings), target)
-    check_laws(drafter, target, Loops(weights, states or DEFAULT), policy)
+    check_laws(drafter, target, Loops(weights, states or DEFAULT), TREE)
 
 
 def test_a_list_permuted_with_the_columns_of_fc_gives_the_same_laws(tmp_path):
@@ -70,7 +70,7 @@ def test_a_list_permuted_with_the_columns_of_fc_gives_the_same_laws(tmp_path):
         settings = nested(*(ids[one] for one in order))
         target = target_of()
         drafter = load_eagle3(write_head(tmp_path / str(order), weights, **settings), target)
-        steps = Decoder(target, drafter, POLICIES["tree of 7"]).steps(prompt(6), 5)
+        steps = Decoder(target, drafter, TREE).steps(prompt(6), 5)
         rows.append([(step.tree.tokens.tolist(), step.tree.path_log_probs) for step in steps])
     for (tokens, masses), (others, theirs) in zip(*rows, strict=True):
         assert tokens == others and abs(masses - theirs).max() < 1e-10
@@ -81,7 +81,7 @@ def test_layers_that_are_given_count_more_than_the_file(tmp_path):
     folder = write_head(tmp_path / "head", weights, **nested(2, 4))
     drafter = load_eagle3(folder, target, DrafterOptions(layers=(5, 0)))
     assert drafter.features == (5, 0)
-    check_laws(drafter, target, Loops(weights, [6, 1]), POLICIES["chain of 4"])
+    check_laws(drafter, target, Loops(weights, [6, 1]), TREE)
 
 
 @pytest.mark.parametrize("left", ["input_layernorm", "norm"])
@@ -91,7 +91,7 @@ def test_a_norm_that_modelopt_leaves_out_is_the_identity(tmp_path, left):
     setting = {"input_layernorm": "use_input_layernorm_in_first_layer", "norm": "use_last_layernorm"}[left]
     del weights[name]
     folder = write_head(tmp_path / "head", weights, eagle_config={setting: False, "next_layer_regular": True})
-    check_laws(load_eagle3(folder, target), target, Loops(weights, DEFAULT), POLICIES["chain of 4"])
+    check_laws(load_eagle3(folder, target), target, Loops(weights, DEFAULT), TREE)
 
 
 def test_modelopt_s_other_settings_change_nothing(tmp_path):
@@ -136,22 +136,20 @@ def test_columns_of_fc_are_whole_states(tmp_path):
     refused(f"eagle:{folder}", target_of(), f"fc.weight has {3 * HIDDEN - 1} columns: no whole number of states that")
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("layers", [2, 3])
-def test_layers_behind_the_first_are_stock_ones(tmp_path, policy, layers):
+def test_layers_behind_the_first_are_stock_ones(tmp_path, layers):
     weights, target = head_weights(layers=layers), target_of()
     folder = write_head(tmp_path / "head", weights, num_hidden_layers=layers)
-    check_laws(load_eagle3(folder, target), target, Loops(weights, DEFAULT), policy, 6)
+    check_laws(load_eagle3(folder, target), target, Loops(weights, DEFAULT), TREE)
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("more", [{}, {"fc.weight": torch.ones(4, 4)}], ids=["no fc", "an fc that is left out"])
-def test_a_head_may_read_the_target_s_last_state_alone(tmp_path, policy, more):
+def test_a_head_may_read_the_target_s_last_state_alone(tmp_path, more):
     weights, target = head_weights(0), target_of()
     folder = write_head(tmp_path / "head", weights | more, **nested(use_aux_hidden_state=False))
     drafter = load_eagle3(folder, target)
     assert drafter.features == (-1,)
-    check_laws(drafter, target, Loops(weights, "final"), policy)
+    check_laws(drafter, target, Loops(weights, "final"), TREE)
     refused(
         f"eagle:{write_head(tmp_path / 'x', weights, fc_norm=True, **nested(use_aux_hidden_state=False))}",
         target,
@@ -161,13 +159,12 @@ def test_a_head_may_read_the_target_s_last_state_alone(tmp_path, policy, more):
         load_eagle3(folder, target, DrafterOptions(layers=(1, 2, 3)))
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("bias", ["qkv", "qkvo", "o"])
-def test_biases_are_those_that_the_file_has(tmp_path, policy, bias):
+def test_biases_are_those_that_the_file_has(tmp_path, bias):
     weights, target = head_weights(layers=2, bias=bias), target_of()
     told = {"qkv": {}, "qkvo": {"attention_bias": False}, "o": {"attention_bias": True}}[bias]
     drafter = load_eagle3(write_head(tmp_path / "head", weights, num_hidden_layers=2, **told), target)
-    check_laws(drafter, target, Loops(weights, DEFAULT), policy, 6)
+    check_laws(drafter, target, Loops(weights, DEFAULT), TREE)
 
 
 def test_a_bias_of_queries_alone_is_refused(tmp_path):
@@ -175,15 +172,14 @@ def test_a_bias_of_queries_alone_is_refused(tmp_path):
     refused(f"eagle:{folder}", target_of(), "of midlayer.self_attn's queries, keys and values only q_proj and")
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_a_qwen3_layer_of_speculators_norms_queries_and_keys(tmp_path, policy):
+def test_a_qwen3_layer_of_speculators_norms_queries_and_keys(tmp_path):
     weights, target = head_weights(layers=2, qk_norm=True, bias="qkvo"), target_of()
     layer = {name: value for name, value in CONFIG.items() if name not in ("architectures", "draft_vocab_size")}
     layer |= {"model_type": "qwen3", "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
     layer |= {"sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": True}
     more = {"transformer_layer_config": layer, "speculators_model_type": "eagle3", ENTERED: [1, 2, 7]}
     folder = write_head(tmp_path / "head", weights, norm_before_residual=True, **more)
-    check_laws(load_eagle3(folder, target), target, Loops(weights, [1, 2, 7], norm_before_residual=True), policy, 6)
+    check_laws(load_eagle3(folder, target), target, Loops(weights, [1, 2, 7], norm_before_residual=True), TREE)
     layer["layer_types"] = ["full_attention", "sliding_attention"]
     refused(f"eagle:{write_head(tmp_path / 'x', weights, **more)}", target, "its layers are of kind sliding_attention")
 
@@ -191,4 +187,4 @@ def test_a_qwen3_layer_of_speculators_norms_queries_and_keys(tmp_path, policy):
 def test_a_window_that_a_config_copied_is_no_window(tmp_path):
     weights, target = head_weights(), target_of()
     folder = write_head(tmp_path / "head", weights, sliding_window=2, tie_word_embeddings=True)
-    check_laws(load_eagle3(folder, target), target, Loops(weights, DEFAULT), POLICIES["tree of 7"])
+    check_laws(load_eagle3(folder, target), target, Loops(weights, DEFAULT), TREE)

@@ -71,6 +71,7 @@ def naive_law(layer, model, text):
     return model.get_output_embeddings()(hidden)[0, -1].log_softmax(-1)
 
 
+@pytest.mark.quick("qwen3-2-None")
 @pytest.mark.parametrize(
     ("architecture", "depth", "buckets"),
     [("llama", 1, None), ("llama", 3, Buckets((1, 8, 16), (32, 64))), ("qwen2", 2, None), ("qwen3", 2, None)],
@@ -86,6 +87,7 @@ def test_every_law_is_that_of_the_lower_layers_and_the_exit(architecture, depth,
         assert (law - naive_law(layer, target.model, [*context, *path])).abs().max() < 1e-9
 
 
+@pytest.mark.quick("qwen3")
 @pytest.mark.parametrize("architecture", ["qwen3", "mixtral"])
 def test_text_is_the_target_s_own(architecture):
     """In other architectures; the target is as good as before for whoever decodes without a draft."""
@@ -94,6 +96,7 @@ def test_text_is_the_target_s_own(architecture):
         plain_texts(decoder, [prompt(20)], 16, [Sampling()], deep(architecture))
 
 
+@pytest.mark.slow
 def test_a_target_with_adapters_is_cut_as_the_model_inside(tmp_path):
     """The adapters are in both halves. The exit's own layer has none: its files are those of the bare target."""
     peft = pytest.importorskip("peft")
@@ -167,6 +170,7 @@ def test_features_of_every_layer_are_there_for_others():
     assert torch.allclose(hidden, ours.features[1][:1], atol=1e-10)
 
 
+@pytest.mark.quick("chains")
 @pytest.mark.parametrize(
     "policy", [Sampled.chains(3, 3), Sampled.kary(2, 2, replacement=False)], ids=["chains", "kary"]
 )
@@ -177,6 +181,7 @@ def test_drawn_children_by_the_target_s_own_draws(policy):
     assert Decoder(target, drafter, policy).generate(prompt(9), 20, Sampling(1.0), seed=3).tokens == plain.tokens
 
 
+@pytest.mark.slow
 def test_prompts_of_a_batch_are_decoded_one_after_the_other():
     target, drafter = pair_of()
     decoder = Decoder(target, Grafted(drafter, NGramDrafter(), 2), POLICY)

@@ -34,6 +34,7 @@ def plain_text(number: int, sampling: Sampling) -> list[int]:
     return plain(CausalLM(deep())).generate(TEXTS[number], 8, sampling, seed=1).tokens
 
 
+@pytest.mark.quick(*MAKERS)
 @pytest.mark.parametrize("name", EVERY)
 def test_text_is_the_target_s_own(name):
     """Greedy and drawn, several prompts with the same drafter: long, of one token, of any."""
@@ -57,6 +58,7 @@ def test_text_is_the_target_s_own(name):
 ELSEWHERE = {"lm", "eagle", "exit", "recycling"}
 
 
+@pytest.mark.quick("store")
 @pytest.mark.parametrize("name", [name for name in MAKERS if name not in ELSEWHERE])
 def test_side_by_side_as_alone(name):
     """Each lane has a drafter's state of its own."""
@@ -74,6 +76,7 @@ WHOLE_LAWS = {
 }
 
 
+@pytest.mark.quick("dspark, where it is confident")
 @pytest.mark.parametrize("name", WHOLE_LAWS)
 def test_drawn_children_keep_the_target_s_law(name):
     """Exact enumeration on a vocabulary of three tokens: two chains, judged by SpecInfer's rule."""
@@ -94,6 +97,7 @@ def asked():
     return pair, text, plain(pair.target).generate(text, 20).tokens
 
 
+@pytest.mark.quick("store")
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.part and (DEMO / kind.part).is_dir()])
 def test_what_is_embedded_drafts_the_demo_target(kind, asked):
     """Well above one token a step, and the text is the target's own."""

@@ -186,6 +186,7 @@ class TestBothTrees:
         with pytest.raises(ValueError, match="at least one layer, got depth 0"):
             Rasd(model.drafter, NGramDrafter(), depth=0)
 
+    @pytest.mark.slow
     def test_the_text_is_plain_decodings_also_beside_others(self):
         target, inner = CausalLM(tiny("llama")), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
         decoder = PRESETS["rasd"].make(target, inner)
@@ -262,9 +263,15 @@ def lineage(pool, row):
         row = pool.parents[row]
 
 
-@pytest.mark.parametrize("join", [Grafted, Rasd, lambda model, _: Copying(model)], ids=["graft", "rasd", "copy"])
-@pytest.mark.parametrize("head", [False, True], ids=["draft model", "head"])
-@pytest.mark.parametrize("length", [15, 24, 40])
+@pytest.mark.quick("Rasd-False-24")
+@pytest.mark.parametrize(
+    ("join", "head", "length"),
+    [
+        (join, head, (15, 24, 40)[(place + head) % 3])
+        for place, join in enumerate((Grafted, Rasd, lambda model, _: Copying(model)))
+        for head in (False, True)
+    ],
+)
 def test_behind_the_model_s_last_position_the_table_goes_on(join, head, length):
     """With one warning, and the text of plain decoding; a shorter prompt has the model back."""
     target = CausalLM(tiny("llama"))
@@ -292,6 +299,7 @@ def test_behind_the_model_s_last_position_the_table_goes_on(join, head, length):
     assert decoder.generate(prompt(5), 5).steps[0].draft_forwards > 0
 
 
+@pytest.mark.slow
 def test_a_drafter_s_end_is_told_once_and_only_where_it_matters():
     target = CausalLM(tiny("llama"))
     decoder = Decoder(target, CausalLMDrafter(CausalLM(tiny_drafter("llama"))), OptTree(6, 0.0, 3))

@@ -12,6 +12,8 @@ from opt_tree.methods.drafters.registry import DrafterOptions
 from opt_tree.methods.policies.static import Static
 from opt_tree.models.checkpoints import CheckpointError
 
+pytestmark = pytest.mark.slow
+
 IDS = [1, 3, 5]
 
 

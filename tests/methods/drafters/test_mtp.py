@@ -139,8 +139,9 @@ class Naive:
 PADDED = Buckets((1, 8, 16), (32, 64))
 
 
+@pytest.mark.quick("('glm4_moe', 2)-None")
 @pytest.mark.parametrize(
-    ("case", "buckets"), [*((case, None) for case in CASES), (CASES[1], PADDED), (CASES[-1], PADDED)], ids=str
+    ("case", "buckets"), [(case, PADDED if case in (CASES[1], CASES[-1]) else None) for case in CASES], ids=str
 )
 def test_every_law_is_that_of_transformers_layers(folders, case, buckets):
     """Also below the last layer, and where committed tokens are run late: in a step that drafts one layer."""
@@ -150,10 +151,11 @@ def test_every_law_is_that_of_transformers_layers(folders, case, buckets):
     assert any(step.accepted for step in steps), "features of accepted tokens should be seen again"
     depths = {len(path) for _, path, _ in witness.laws}
     assert depths >= {0, 1, 2, 3}
-    for context, path, law in witness.laws[:: max(len(witness.laws) // 16, 1)] + witness.laws[-4:]:
+    for context, path, law in witness.laws[:: max(len(witness.laws) // 6, 1)] + witness.laws[-2:]:
         assert (law - naive.law(context, path)).abs().max() < CLOSE
 
 
+@pytest.mark.slow
 def test_a_chain_is_what_transformers_drafts(folders):
     """The tokens and logits of `MtpModel.forward`, greedy, behind a prompt."""
     folder = folders["deepseek_v3", 3]
@@ -175,6 +177,7 @@ def test_a_chain_is_what_transformers_drafts(folders):
         assert (law - expected.log_softmax(-1)).abs().max() < CLOSE
 
 
+@pytest.mark.quick("('mellum', 1)")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_text_is_the_target_s_own(folders, case):
     target, drafter = pair_at(folders[case])
@@ -188,6 +191,7 @@ def test_text_is_the_target_s_own(folders, case):
             assert decoder.generate(text, 8, sampling).tokens == plain.generate(text, 8, sampling).tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [("deepseek_v3", 3), ("mellum", 1)], ids=str)
 def test_a_layer_that_is_asked_late_has_missed_nothing(folders, case, monkeypatch):
     """Steps of one layer leave the deeper ones behind, by more rows than are run beside nodes."""
@@ -197,11 +201,12 @@ def test_a_layer_that_is_asked_late_has_missed_nothing(folders, case, monkeypatc
     decoder = Decoder(target, witness, Scheduled([OptTree(4, 0.0, 1)] * 15 + [OptTree(12, 0.0, 4)] * 30))
     plain = Decoder(CausalLM(model_at(folders[case])), None, Static.empty())
     assert decoder.generate(prompt(20), 40).tokens == plain.generate(prompt(20), 40).tokens
-    for context, path, law in witness.laws[-60::7]:
+    for context, path, law in witness.laws[-60::15]:
         assert (law - naive.law(context, path)).abs().max() < CLOSE
     assert max(len(path) for _, path, _ in witness.laws) == 3
 
 
+@pytest.mark.slow
 def test_draws_reuse_and_prompts_side_by_side(folders):
     for case in (("deepseek_v3", 1), ("glm4_moe", 2)):
         target, drafter = pair_at(folders[case])
@@ -217,6 +222,7 @@ def test_draws_reuse_and_prompts_side_by_side(folders):
         assert decoder.generate(longer, 10, reuse=True).tokens == plain.generate(longer, 10).tokens
 
 
+@pytest.mark.slow
 def test_generate_of_transformers_takes_it(folders):
     target, drafter = pair_at(folders["glm4_moe", 1])
     ids = torch.tensor([prompt(9)])
@@ -243,6 +249,7 @@ def test_what_has_no_such_layers_is_refused_in_one_line(folders, tmp_path):
     refused("mtp", target, "is quantised, and transformers reads MTP layers as they are stored")
 
 
+@pytest.mark.slow
 def test_a_target_without_trees_is_refused():
     config = transformers.BailingHybridConfig(
         **WIDTH

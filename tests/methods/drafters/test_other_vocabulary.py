@@ -213,6 +213,7 @@ def test_every_verifier_has_a_case():
     assert all(any(exact_for(verifier, policy) for _, policy in CASES) for verifier in LOSSLESS)
 
 
+@pytest.mark.quick("2-Rheo(nodes=2, threshold=0.0, max_depth=2)", "5-OptTree(nodes=3, threshold=0.0, max_depth=2)")
 @pytest.mark.parametrize(("overlap", "policy"), CASES, ids=str)
 def test_every_verifier_keeps_the_law_of_six_tokens_with_a_draft_model_of_five(overlap, policy):
     """Exact enumeration of every tree and every verdict: the law of the next tokens is p to 1e-12."""
@@ -250,6 +251,7 @@ def test_what_it_says_is_the_model_s_own_law_among_the_common_tokens():
     assert torch.allclose(said.values[0], logits.flip(0).log_softmax(-1), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_text_that_the_drafter_s_tokenizer_would_spell_anew_grows_by_its_new_ids_alone():
     """Drift: "he" + "llo" is "hello" in one. Behind every prefix it says what one says that reads it the first time."""
     target, own = byte_level("h", "e", "l", "o", "x"), byte_level("h", "e", "l", "o", "he", "hel", "hell", "hello")
@@ -292,6 +294,7 @@ def folder(tmp_path_factory):
 POLICY = OptTree(9, 0.0, 4)
 
 
+@pytest.mark.slow
 def test_a_pair_of_unlike_tokenizers_loads_by_lm_and_keeps_the_text(folder):
     pair = load_pair(f"{folder}/target", f"lm:{folder}/draft", **FP64)
     assert isinstance(pair.drafter, OtherVocabulary) and assistant_of(pair.drafter) is None

@@ -18,6 +18,8 @@ from opt_tree.methods.drafters.heads import parallel_spec
 from opt_tree.methods.drafters.heads.parallel_spec import ParallelHead, ParallelSpecDrafter
 from opt_tree.models.causal_lm import CausalLM
 
+pytestmark = pytest.mark.slow
+
 DEPTHS = 4
 SOME = torch.arange(VOCAB - 1, 0, -2)
 """A draft vocabulary, in falling order."""

@@ -27,6 +27,8 @@ from opt_tree.training.heads.features import COUNTS
 from opt_tree.training.heads.head_loss import Judged, Wanted, columns_of
 from opt_tree.training.heads.medusa import MedusaPlan
 
+pytestmark = pytest.mark.slow
+
 GRANITE = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 8**-0.5}
 MINI = {"q_lora_rank": 8, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
 SCALED = {

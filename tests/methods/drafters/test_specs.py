@@ -98,6 +98,7 @@ def test_what_is_embedded_says_what_it_is(pair):
         load_pair("demo", "demo", eagle="demo")
 
 
+@pytest.mark.slow
 def test_a_graft_by_name(pair):
     drafter = load("graft:2:eagle:demo+store:demo", pair)
     assert isinstance(drafter, Grafted) and drafter.depth == 2

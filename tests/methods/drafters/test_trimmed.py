@@ -60,6 +60,7 @@ def trimmed(folder, output, count=4):
     return trim.main(arguments.split())
 
 
+@pytest.mark.slow
 def test_the_command_keeps_the_frequent_tokens(folder, tmp_path, capsys):
     assert trimmed(folder, tmp_path / "small", 2) == 0
     assert "draft vocabulary of 2 tokens: 9" in capsys.readouterr().out

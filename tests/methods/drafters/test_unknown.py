@@ -65,7 +65,7 @@ def test_picking_is_as_if_the_unknown_rows_were_not_there(children, floor, unkno
 
 
 @pytest.mark.parametrize("policy", TREES, ids=repr)
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(unknown=st.sets(st.integers(0, 9)), seed=st.integers(0, 9))
 def test_a_node_that_nothing_is_known_about_is_a_leaf(policy, unknown, seed):
     """By the last two tokens of the path: the root among them, and nodes of every depth."""

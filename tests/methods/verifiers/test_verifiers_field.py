@@ -106,6 +106,11 @@ NARROW = ("chain", "three siblings", "delayed", "sequoia")
 CASES = [(policy, laws) for policy in POLICIES for laws in LAWS if policy in NARROW or laws not in ("equal", "by hand")]
 CASES += [(policy, laws) for policy in LARGE for laws in ("disjoint", "warped")]
 CASES.append(("long delayed", "zeros"))
+# Hundreds of trees under laws without structure: a second or more each.
+DENSE = ("binary, distinct", "dyspec", "dyspec, threshold", "parallel chains", "uneven", "long delayed")
+QUICK = [
+    f"{policy}-{laws}" for policy, laws in CASES if laws not in ("random", "equal", "zeros" if policy in DENSE else "")
+]
 
 
 def allowed(verifier: Verifier, children: Children) -> bool:
@@ -201,6 +206,7 @@ def pairs_of(policy: str, laws: str) -> list[Verifier]:
     ]
 
 
+@pytest.mark.quick(*QUICK)
 @pytest.mark.parametrize(("policy", "laws"), CASES)
 def test_the_emitted_law_is_the_targets(policy: str, laws: str) -> None:
     """And the expected block efficiency of every tree is what its verdicts come to."""
@@ -209,6 +215,7 @@ def test_the_emitted_law_is_the_targets(policy: str, laws: str) -> None:
         assert error_of(verifier, policy, laws) < 1e-12, verifier.__name__
 
 
+@pytest.mark.quick("parallel chains", "rheo")
 @pytest.mark.parametrize("policy", ["parallel chains", "binary, distinct", "rheo"])
 def test_at_temperature_0_every_tree_gives_the_argmax(policy: str) -> None:
     """Drawn at temperature 0 from the drafter's own law."""
