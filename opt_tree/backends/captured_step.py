@@ -43,7 +43,8 @@ class CapturedStep(DeviceStep):
         dropped = ("_replays", "_met", "_rests_on", "_pool", "_stream")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
 
-    _replays: dict[Shape, Callable[[Given], Left]] | None = None
+    _replays: dict[Shape, Callable[[Given], Left] | None] | None = None
+    """None: a shape goes on forward by forward."""
     _met: set[Shape]
     _rests_on: Any = None
     _pool: Any = None
@@ -51,24 +52,30 @@ class CapturedStep(DeviceStep):
     _computed: list[tuple[Model, int]] | None = None
     """During a capture, its forwards: the model of each, and how many real rows it has."""
 
+    def held(self) -> list[Any]:
+        return [*(cast(Captured, lm.backend).held(lm.cache) for lm in self.models), self.drafter.held()]
+
+    def pays(self, shape: Shape) -> bool:
+        """One replay does, which finds room in both caches."""
+        return self._replays is not None and self._replays.get(shape) is not None
+
     @inference
     def launch(self, shape: Shape, given: Given) -> Left:
-        lms = [lm for lm in (self.target, self.drafter.lm) if lm is not None]
-        rests_on = [*(cast(Captured, lm.backend).held(lm.cache) for lm in lms), self.drafter.held()]
+        rests_on = self.held()
         if self._replays is None or rests_on != self._rests_on:
             self._replays, self._met, self._rests_on = {}, set(), rests_on
             self._pool = self._stream = None
-        if shape in self._replays:
-            return self._replays[shape](given)
         if shape not in self._met:
             self._met.add(shape)
             return super().launch(shape, given)
-        try:
-            self._replays[shape] = self._capture(shape, given)
-        except RuntimeError as error:
-            warnings.warn(f"a step of {shape.limit} layers is not captured: {one_line(error)}", stacklevel=2)
-            self._replays[shape] = lambda given: super(CapturedStep, self).launch(shape, given)
-        return self._replays[shape](given)
+        if shape not in self._replays:
+            try:
+                self._replays[shape] = self._capture(shape, given)
+            except RuntimeError as error:
+                warnings.warn(f"a step of {shape.limit} layers is not captured: {one_line(error)}", stacklevel=2)
+                self._replays[shape] = None
+        replay = self._replays[shape]
+        return super().launch(shape, given) if replay is None else replay(given)
 
     def compute(self, lm: Model, inputs: Inputs, rows: int) -> Output:
         if self._computed is None:

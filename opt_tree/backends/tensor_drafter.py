@@ -105,6 +105,26 @@ class TensorDrafter(ABC):
         """Return these numbers."""
         return np.zeros(0, dtype=np.int64)
 
+    def goes_on(self, length: int, layers: int, vocab: int) -> bool:
+        """Whether the next step, behind so many tokens at most, can begin with what this one leaves on the device."""
+        return True
+
+    def known(self, tokens: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        """Return emitted tokens as its model reads them."""
+        return tokens
+
+    def carried(
+        self, features: dict[int, Float[Tensor, "path hidden"]], rows: Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows wide"] | None:
+        """Return what rows that it lacks carry of the target's features; None: they are tokens alone."""
+        return None
+
+    def sent_after(
+        self, more: Int[Tensor, " numbers"], emitted: Int[Tensor, " path"], accepted: Int[Tensor, ""]
+    ) -> Int[Tensor, " numbers"]:
+        """Return what it sends before the next step, from what it sent before this one."""
+        return more
+
     def held(self) -> tuple[Any, ...]:
         """What of its own a capture rests on, compared by ==: a graph is stale once the answer is another one."""
         return ()
@@ -150,6 +170,14 @@ class ByLayers(TensorDrafter):
 
     def lacks(self, context: list[int], most: int) -> Forward:
         return cast(Forward, self.drafter.root(context))
+
+    def known(self, tokens: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        return torch.where(tokens < self.drafter.vocab, tokens, 0)
+
+    def carried(
+        self, features: dict[int, Float[Tensor, "path hidden"]], rows: Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows wide"] | None:
+        return None if self.keeps_rows else self.drafter.inputs(features)[rows]  # type: ignore[attr-defined]
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
         self._behind, device = behind, behind.root.device

@@ -20,8 +20,9 @@ from opt_tree.sampling import Sampling
 from opt_tree.target import Output
 from opt_tree.tree import Tree
 
-FACTS = 3
-"""The length of the target's context, that of the drafter's with its missing rows, and the root."""
+FACTS = 5
+"""How many rows the drafter lacks, the length of the target's context, that of the drafter's with these rows, the root,
+and at which of the starts its noise begins."""
 
 
 class Shape(NamedTuple):
@@ -40,9 +41,10 @@ class Given(NamedTuple):
     """The tensors of a step, on the device."""
 
     numbers: Int[Tensor, " numbers"]
-    """One upload: the drafter's missing rows (tokens, positions, slots), lengths and root, what else it sends, starts
-    of the noise."""
+    """The tokens that the drafter lacks, behind padding; `FACTS`; what else it sends; starts of the noise, none or
+    twice as many as there are depths."""
     features: Float[Tensor, "rows hidden"] | None
+    """What the drafter's rows carry, behind padding."""
     ends: Bool[Tensor, " vocab"] | None
 
 
@@ -56,6 +58,8 @@ class Left(NamedTuple):
     """The processed logits."""
     features: dict[int, Float[Tensor, "path hidden"]]
     """Those of the accepted path, its last row over and over."""
+    next: Given
+    """What the next step begins with, but for starts and ends."""
 
 
 class TensorStep:
@@ -86,27 +90,41 @@ class TensorStep:
     def launch(self, shape: Shape, given: Given) -> Left:
         """Compute a step: tensors from tensors. What the caches say of their pending rows means nothing behind it."""
         target, most, sent = self.target, self.catching_up, given.numbers
-        missing, sent = sent[: 3 * most].view(3, most), sent[3 * most :]
-        # The lengths of both contexts, the drafter's with its missing rows, and the root.
-        (before, length, root), sent = sent[:FACTS].unbind(), sent[FACTS:]
-        own = self.drafter.sends(self.layers)
+        tokens, sent = sent[:most], sent[most:]
+        (rows, before, length, root, first), sent = sent[:FACTS].unbind(), sent[FACTS:]
+        own, steps = self.drafter.sends(self.layers), torch.arange(shape.limit + 1, device=target.device)
         more, starts = sent[:own], sent[own:]
-        context = missing, given.features, length, root, more, self.growth.nodes
+        if len(starts):
+            starts = starts[first + steps]
+        back = torch.arange(-most, 0, device=target.device)
+        there, places = back >= -rows, length + back
+        # Padding goes where nobody looks.
+        numbers = tokens, torch.where(there, places, 0), torch.where(there, places, shape.keys[1] - 1)
+        context = torch.stack(numbers), given.features, length, root, more, self.growth.nodes
         behind = Behind(self.forward, shape.keys[1], *context)
         pool = self._grow(behind, shape, given)
         tree = tree_of(pool, self.growth.select(pool), shape.limit)
         output = self._score(tree, before, shape.keys[0])
         # Nothing that is carried looks at the tree: it only says how many rows there are.
-        rows = Tree.of([0] * len(tree.tokens), [-1] + [0] * (len(tree.tokens) - 1))
-        scores = shape.sampling.process(output.logits, rows, [])
+        sizes = Tree.of([0] * len(tree.tokens), [-1] + [0] * (len(tree.tokens) - 1))
+        scores = shape.sampling.process(output.logits, sizes, [])
         choice = self._own(scores, tree.depths, starts)
         path, count = tree.walk(choice, shape.limit)
-        steps = torch.arange(shape.limit + 1, device=target.device)
         _move(target, before + steps, before + path)
         if self.drafter.lm is not None and self.drafter.keeps_rows and pool.slots:
             _move(self.drafter.lm, length + steps[:-1], length + tree.slots[path[1:]])
-        told = torch.cat([*tree.told(), path, count[None], choice[path[-1:]]])
-        return Left(told, output.logits, scores, {layer: one[path] for layer, one in output.features.items()})
+        token, features = choice[path[-1:]], {layer: one[path] for layer, one in output.features.items()}
+        told = torch.cat([*tree.told(), path, count[None], token])
+        # All that it emitted, its own token over and over; a model lacks the last node, if nothing was drafted below.
+        emitted = torch.where(steps < count, tree.tokens[torch.cat([path[1:], path[-1:]])], token)
+        lacks = (tree.draft_rows[path[-1:]] < 0) + 1 if self.drafter.keeps_rows else (count[None] + 1).clamp(max=most)
+        lengths = torch.stack([before, length]) + (count + 1)
+        latest = (count + 1 + back).clamp(min=0)
+        facts = lacks, lengths, token, count[None] + 1
+        again = self.drafter.sent_after(more, emitted, count)
+        numbers = torch.cat([self.drafter.known(emitted[latest]), *facts, again])
+        given = Given(numbers, self.drafter.carried(features, latest), None)
+        return Left(told, output.logits, scores, features, given)
 
     def _grow(self, behind: Behind, shape: Shape, given: Given) -> TensorPool:
         """Draft all layers."""

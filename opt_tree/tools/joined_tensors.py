@@ -58,6 +58,23 @@ class JoinedTensors(TensorDrafter):
         self._own = self.model.sends(layers)
         return np.concatenate([part.sent(context, layers, device) for part in (self.model, self.table)])
 
+    def goes_on(self, length: int, layers: int, vocab: int) -> bool:
+        return self.drafter.drafter.room(length) > 0 and self.table.goes_on(length, layers, vocab)
+
+    def known(self, tokens: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        return self.model.known(tokens)
+
+    def carried(
+        self, features: dict[int, Float[Tensor, "path hidden"]], rows: Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows wide"] | None:
+        return self.model.carried(features, rows)
+
+    def sent_after(
+        self, more: Int[Tensor, " numbers"], emitted: Int[Tensor, " path"], accepted: Int[Tensor, ""]
+    ) -> Int[Tensor, " numbers"]:
+        parts = (self.model, more[: self._own]), (self.table, more[self._own :])
+        return torch.cat([part.sent_after(sent, emitted, accepted) for part, sent in parts])
+
     def held(self) -> tuple[Any, ...]:
         return self.model.held() + self.table.held()
 

@@ -21,7 +21,7 @@ from opt_tree.methods.drafters.tables.ngram import LEAST, Interpolated
 from opt_tree.methods.drafters.tables.store import FACTOR, FOLLOWERS, Store, StoreDrafter
 from opt_tree.tree import send
 
-_LEAST_PLACES, _LEAST_VOCAB = 256, 1 << 16
+_LEAST_PLACES, _LEAST_VOCAB = 256, 1 << 18
 _SIGN = -(1 << 63)
 _LATE, _NEVER = 1 << 32, 1 << 62
 """More than a text has tokens, and a row followers; more than any rank, and any place."""
@@ -154,6 +154,22 @@ class Tabled(TensorDrafter):
         numbers[1 + order : 1 + order + len(new)] = new
         self._known += len(new)
         return numbers
+
+    def goes_on(self, length: int, layers: int, vocab: int) -> bool:
+        text, known = self._text, length if self.drafter.weight else 0
+        return text is not None and text.fits(known + layers + 1, vocab - 1)
+
+    def sent_after(
+        self, more: Int[Tensor, " numbers"], emitted: Int[Tensor, " path"], accepted: Int[Tensor, ""]
+    ) -> Int[Tensor, " numbers"]:
+        order, device = self.drafter.order, more.device
+        tail = torch.cat([more[1 : 1 + order], emitted])[accepted + 1 + torch.arange(order, device=device)]
+        known, new = more[:1], torch.full_like(more[1 + order :], -2)
+        if self.drafter.weight:
+            known = known + (more[1 + order :] >= 0).sum()
+            there = torch.arange(len(emitted), device=device) <= accepted
+            new[: len(emitted)] = torch.where(there, emitted, -2)
+        return torch.cat([known, tail, new])
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
         order, text, device = self.drafter.order, self._text, behind.more.device
