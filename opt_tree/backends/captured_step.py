@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from jaxtyping import Int
+from torch import Tensor
 
 from opt_tree.backend import Inputs, moment
 from opt_tree.backends.cuda_graphs import Captured
@@ -96,7 +97,7 @@ class CapturedStep(DeviceStep):
         try:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                expected = super().launch(shape, buffers).told.clone()
+                expected = _said(super().launch(shape, buffers))
             torch.cuda.current_stream().wait_stream(stream)
             self._computed.clear()
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
@@ -105,7 +106,7 @@ class CapturedStep(DeviceStep):
         finally:
             self._computed = None
         graph.replay()
-        found, known = fetch(left.told, expected)
+        found, known = fetch(_said(left), expected)
         if not _same(found, known, len(left.logits)):
             raise RuntimeError("its graph says something else than its kernels one by one")
 
@@ -121,6 +122,11 @@ class CapturedStep(DeviceStep):
             return left._replace(features={layer: states.clone() for layer, states in left.features.items()})
 
         return replay
+
+
+def _said(left: Left) -> Int[Tensor, " numbers"]:
+    """All integers that a launch left: for the host, and for the next step."""
+    return torch.cat([left.told, left.next.numbers])
 
 
 def _same(one: Int[np.ndarray, " numbers"], other: Int[np.ndarray, " numbers"], rows: int) -> bool:

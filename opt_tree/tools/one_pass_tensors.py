@@ -139,6 +139,7 @@ class OfBlock(OfDepths):
         }
         drafter.cache.open(len(slots) + len(own), behind.keys, torch.cat([slots, places]))
         states = drafter.fill_in(root, behind.features, torch.cat([positions, places]), masks)
+        drafter.cache.truncate(drafter.cache.length)  # which rows stay is said when the step is taken (`launched`)
         return drafter.scores(states, root)
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
