@@ -139,9 +139,10 @@ class Tabled(TensorDrafter):
                 self._store = StoreTensors(drafter.store, device)
         whole = context if drafter.weight else []
         new, text, same = whole[self._known :], self._text, self._counts is drafter.text.counts
-        if text is None or not text.fits(len(whole) + room, max(new if same else whole, default=0)):
+        # The step behind this one may be launched before it is known how many tokens this one brings.
+        if text is None or not text.fits(len(whole) + 2 * room, max(new if same else whole, default=0)):
             most = max(vocab, 2 ** max(whole, default=0).bit_length())
-            places = max(_LEAST_PLACES, 2 ** (len(whole) + room).bit_length())
+            places = max(_LEAST_PLACES, 2 ** (len(whole) + 2 * room).bit_length())
             text, same = TextTensors(places, most, device), False
             self._beta = send(np.array(drafter.beta[::-1]), device)
         if not same or len(new) > room:

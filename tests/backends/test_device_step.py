@@ -358,7 +358,9 @@ def test_whoever_leaves_a_text_leaves_nothing_of_a_step_on_its_way(drafter):
     for begun in range(3):
         steps = device.steps(TEXT, 40)
         left = list(itertools.islice(steps, begun + 1))
-        assert device._coming and all(lm.length < len(TEXT) + sum(len(one.tokens) for one in left) for lm in device.models)
+        assert device._coming and all(
+            lm.length < len(TEXT) + sum(len(one.tokens) for one in left) for lm in device.models
+        )
         same(device.generate(prompt(14, seed=begun), NEW), decoder.generate(prompt(14, seed=begun), NEW))
 
 
