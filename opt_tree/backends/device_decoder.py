@@ -90,7 +90,8 @@ class DeviceDecoder(Decoder):
         if not run.laps:
             self.taken.clear()
             self._refusal, self.ahead, self._coming = self.why, 0, None
-        reason = self._reason(run)
+        layers = run.layers
+        reason = self._reason(run) or ("no room to draft" if layers < 1 else None)
         self.taken[reason or DEVICE] += 1
         if reason is not None:
             return (yield from super().step(run))
@@ -99,7 +100,7 @@ class DeviceDecoder(Decoder):
         warn_of_end(run.target, drafter, len(run.context))
         before, run.laps = (run.draft_work, run.target.work), []
         run.lap()
-        tree, path, tokens = yield from self._decode(run, drafter)
+        tree, path, tokens = yield from self._decode(run, drafter, layers)
         run.lap()
         drafting, scoring = run.draft_work - before[0], run.target.work - before[1]
         begin, launched, judged, committed = run.laps
@@ -117,13 +118,15 @@ class DeviceDecoder(Decoder):
             return "logits processors look at each row's history"
         if (run.verify if run.sampling.greedy else self.policy.verifier or run.verify) not in (greedy, match):
             return f"verifier {run.verify.__name__} judges on the host"
-        if run.layers < 1:
-            return "no room to draft"
         return cast(TensorDrafter, self._tensors()).why_not(run.context)
 
-    def _decode(self, run: Run, drafter: Drafter) -> Asking[tuple[Tree, list[int], list[int]]]:
-        """Emit the tokens of one step: `decode_step` on the device. The tree, the accepted path, the tokens."""
-        step, limit = self._tensor_step(), min(self._tensor_step().layers, run.layers)
+    def _decode(self, run: Run, drafter: Drafter, layers: int) -> Asking[tuple[Tree, list[int], list[int]]]:
+        """Emit the tokens of one step: `decode_step` on the device. The tree, the accepted path, the tokens.
+
+        `layers`: those that there is room for.
+        """
+        step = self._tensor_step()
+        limit = min(step.layers, layers)
         coming = self._on_its_way(run, step, limit)
         forward = step.drafter.lacks(run.context, step.catching_up)
         if forward is not None and (rows := len(forward.tokens)) > step.catching_up:

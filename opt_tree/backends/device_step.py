@@ -39,7 +39,7 @@ class Asked(NamedTuple):
     sampling: Sampling
     """How the target's own tokens are chosen; without processors."""
     starts: Int[np.ndarray, " depths"]
-    """The noise of the own tokens by depth (`Random.starts`), as much as two steps may take; none for a greedy target."""
+    """The noise of the own tokens by depth (`Random.starts`), as much as two steps take; none for a greedy target."""
     ends: Bool[Tensor, " vocab"] | None = None
     """The tokens below which nothing goes into the tree, on the device."""
 
@@ -74,11 +74,6 @@ class Coming(NamedTuple):
 
 class DeviceStep(TensorStep):
     """A `TensorStep` between what the host knows before it and what the host learns of it."""
-
-    @property
-    def models(self) -> list[Model]:
-        """The target, and the drafter's model if it has one."""
-        return [lm for lm in (self.target, self.drafter.lm) if lm is not None]
 
     def held(self) -> list[Any]:
         """What a launch rests on, compared by ==: a step is not the one to take once the answer is another one."""
@@ -124,9 +119,9 @@ class DeviceStep(TensorStep):
         return False
 
     def end(self, asked: Asked, coming: Coming) -> Judged:
-        """Wait for a step. Both contexts are then as after one of the host, but for what the drafter learns in `accept`.
+        """Wait for a step. Both contexts are then as after one of the host, but for what the drafter learns.
 
-        Behind a step that was launched `ahead` of this reading, `logits` and `scores` are of that one.
+        Where the next one is on its way, `logits` and `scores` may be of that one.
         """
         if coming.there is not None:
             coming.there.synchronize()

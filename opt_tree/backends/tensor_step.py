@@ -4,7 +4,7 @@ Owns the shapes of a step's forwards, and what comes of them on the device. Back
 compute all others. Knows nothing of what the host gives, reads and notes (`device_step.py`), and of when a text ends.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -70,7 +70,9 @@ class TensorStep:
         self.target, self.drafter, self.growth, self.layers = target, drafter, growth, layers
         self.catching_up = drafter.catching_up(layers)
         """Rows that the drafter can lack after a step."""
+        self.models = [lm for lm in (target, drafter.lm) if lm is not None]
         self._shapes: dict[tuple[Backend, int, int], tuple[int, int]] = {}
+        self._slots: dict[tuple[Any, ...], tuple[int, int]] = {}
 
     def shape(self, lm: Model, rows: int, slot: int) -> tuple[int, int]:
         """`Backend.shape`, asked once."""
@@ -81,11 +83,13 @@ class TensorStep:
 
     def slots(self, limit: int) -> tuple[int, int]:
         """How many rows the target's and the drafter's caches get in a step of so many layers, padding included."""
-        drafter, own = self.drafter, self.shape(self.target, 1 + self.growth.nodes, 0)[0] + 1
-        if drafter.lm is None:
-            return own, self.catching_up + drafter.room(self.growth, limit) + 1
-        widest = self.shape(drafter.lm, drafter.widest(self.growth, self.layers), 0)[0]
-        return own, self.catching_up + drafter.room(self.growth, limit) + widest + 1
+        asked = limit, *(lm.backend for lm in self.models)
+        if asked not in self._slots:
+            drafter, own = self.drafter, self.shape(self.target, 1 + self.growth.nodes, 0)[0] + 1
+            widest = drafter.widest(self.growth, self.layers)
+            wide = 0 if drafter.lm is None else self.shape(drafter.lm, widest, 0)[0]
+            self._slots[asked] = own, self.catching_up + drafter.room(self.growth, limit) + wide + 1
+        return self._slots[asked]
 
     def launch(self, shape: Shape, given: Given) -> Left:
         """Compute a step: tensors from tensors. What the caches say of their pending rows means nothing behind it."""
