@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.backends.tensor_growth import Growth
-from opt_tree.backends.tensor_pool import Children, TensorPool
+from opt_tree.backends.tensor_pool import TensorPool
 from opt_tree.draft_model import OfModel
 from opt_tree.drafter import Drafter
 from opt_tree.model import Model
@@ -139,9 +139,10 @@ class TensorDrafter(ABC):
     ) -> Float[Tensor, "frontier columns"]:
         """Return those behind the nodes of a frontier. `above`: their parents' rows in the frontier before."""
 
-    def names(self, children: Children) -> Int[Tensor, " children"]:
-        """The tokens of some children of what was said last."""
-        return children.columns if self.tokens is None else self.tokens[children.columns]
+    @property
+    def names(self) -> Int[Tensor, "*frontier columns"] | None:
+        """The tokens of the columns of what was said last, of all rows or of each; None: their numbers."""
+        return self.tokens
 
 
 class ByLayers(TensorDrafter):

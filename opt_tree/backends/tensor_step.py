@@ -132,17 +132,15 @@ class TensorStep:
 
     def _grow(self, behind: Behind, shape: Shape, given: Given) -> TensorPool:
         """Draft all layers."""
-        pool, growth, drafter = TensorPool(behind.root, given.ends), self.growth, self.drafter
+        pool, growth, drafter, front = TensorPool(behind.root), self.growth, self.drafter, None
         growth.begin(pool.device)
-        values = drafter.begin(behind)
-        while True:
-            children = growth.pick(values, pool.above(values.dtype))
-            paths = pool.add(children, drafter.names(children))
-            expanded = growth.expand(paths, pool.depth) if pool.depth < shape.limit else None
-            if expanded is None:
-                pool.close()
-                return pool
-            values = drafter.below(pool, *pool.expand(expanded))
+        while pool.depth == 0 or front is not None:
+            values = drafter.begin(behind) if front is None else drafter.below(pool, front.tokens, front.above)
+            depth = pool.depth + 1
+            layer, front = growth.layer(pool.front, values, drafter.names, given.ends, depth, depth >= shape.limit)
+            pool.take(layer, front)
+        pool.close()
+        return pool
 
     def _own(
         self, scores: Float[Tensor, "rows vocab"], depths: Int[Tensor, " rows"], starts: Int[Tensor, " depths"]

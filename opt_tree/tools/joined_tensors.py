@@ -10,7 +10,7 @@ from torch import Tensor
 from opt_tree.answers import LogProbs
 from opt_tree.backends.tensor_drafter import Behind, TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
-from opt_tree.backends.tensor_pool import Children, TensorPool
+from opt_tree.backends.tensor_pool import TensorPool
 from opt_tree.methods.drafters.combined.copying import Copying, mixed
 from opt_tree.methods.drafters.combined.grafted import Grafted, Joined
 from opt_tree.target import Forward
@@ -111,8 +111,9 @@ class GraftedTensors(JoinedTensors):
         self._asked = self.table
         return self.table.below(pool, tokens, above)
 
-    def names(self, children: Children) -> Int[Tensor, " children"]:
-        return self._asked.names(children)
+    @property
+    def names(self) -> Int[Tensor, "*frontier columns"] | None:
+        return self._asked.names
 
 
 class CopyingTensors(JoinedTensors):
@@ -136,5 +137,6 @@ class CopyingTensors(JoinedTensors):
         self._named = found.tokens
         return found.values
 
-    def names(self, children: Children) -> Int[Tensor, " children"]:
-        return self._named[children.rows, children.columns]
+    @property
+    def names(self) -> Int[Tensor, "nodes named"]:
+        return self._named

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from opt_tree.backends.tensor_drafter import Behind, TensorDrafter
-from opt_tree.backends.tensor_pool import Children, TensorPool
+from opt_tree.backends.tensor_pool import TensorPool
 from opt_tree.methods.drafters.tables.ngram import LEAST, Interpolated
 from opt_tree.methods.drafters.tables.store import FACTOR, FOLLOWERS, Store, StoreDrafter
 from opt_tree.tree import send
@@ -194,9 +194,10 @@ class Tabled(TensorDrafter):
         self._tails = torch.cat([self._tails[above, 1:], tokens[:, None]], 1)
         return self._look_up()
 
-    def names(self, children: Children) -> Int[Tensor, " children"]:
+    @property
+    def names(self) -> Int[Tensor, "tails columns"]:
         """What was named last, a row a tail."""
-        return self.named[children.rows, children.columns]
+        return self.named
 
     def _look_up(self) -> Float[Tensor, "tails columns"]:
         """Return what may follow each tail: as many of its best tokens as matter, in the host's order."""
