@@ -16,7 +16,8 @@ from torch import Tensor
 from opt_tree.backend import Inputs, moment
 from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.backends.device_step import DeviceStep
-from opt_tree.backends.tensor_step import Given, Left, Shape
+from opt_tree.backends.fused import fused_glue
+from opt_tree.backends.tensor_step import Given, Glue, Left, Shape
 from opt_tree.cache import inference
 from opt_tree.errors import one_line
 from opt_tree.model import Model
@@ -50,6 +51,8 @@ class CapturedStep(DeviceStep):
     _rests_on: Any = None
     _pool: Any = None
     _stream: Any = None
+    fuses = False
+    """Whether what lies between a graph's forwards is compiled (`fused_glue`). No GPU has tried it."""
     _computed: list[tuple[Model, int]] | None = None
     """During a capture, its forwards: the model of each, and how many real rows it has."""
 
@@ -73,7 +76,11 @@ class CapturedStep(DeviceStep):
             try:
                 self._replays[shape] = self._capture(shape, given)
             except RuntimeError as error:
-                warnings.warn(f"a step of {shape.limit} layers is not captured: {one_line(error)}", stacklevel=2)
+                what = "captured with its glue compiled" if self.fuses else "captured"
+                warnings.warn(f"a step of {shape.limit} layers is not {what}: {one_line(error)}", stacklevel=2)
+                if self.fuses:
+                    self.fuses = False
+                    return self.launch(shape, given)
                 self._replays[shape] = None
         replay = self._replays[shape]
         return super().launch(shape, given) if replay is None else replay(given)
@@ -98,13 +105,16 @@ class CapturedStep(DeviceStep):
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 expected = _said(super().launch(shape, buffers))
+                if self.fuses:
+                    self.glue = fused_glue()
+                    super().launch(shape, buffers)
             torch.cuda.current_stream().wait_stream(stream)
             self._computed.clear()
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 left = super().launch(shape, buffers)
             computed = self._computed
         finally:
-            self._computed = None
+            self._computed, self.glue = None, Glue()
         graph.replay()
         found, known = fetch(_said(left), expected)
         if not _same(found, known, len(left.logits)):

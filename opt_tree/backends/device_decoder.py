@@ -15,6 +15,7 @@ from torch import Tensor
 from opt_tree.backends.captured_step import CapturedStep
 from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.backends.device_step import Asked, Coming, DeviceStep, Judged
+from opt_tree.backends.fused import can_fuse
 from opt_tree.backends.tensor_drafter import TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import tree_as_told
@@ -56,6 +57,8 @@ class DeviceDecoder(Decoder):
         parts = decoder.target, decoder.drafter, decoder.policy, decoder.verifier
         super().__init__(*parts, lossy=True)  # whoever made the decoder said so, or it is not
         self.growth, self._of, self._why = growth, tensors, why
+        self.fuses = False
+        """Whether captured steps are compiled between their forwards, too, where Triton is (`CapturedStep.fuses`)."""
         self.taken: Counter[str] = Counter()
         """Of the last text: how many steps stayed on the device, and how many did not, by the reason."""
         self.ahead = 0
@@ -207,6 +210,8 @@ class DeviceDecoder(Decoder):
             captured = all(lm is None or isinstance(lm.backend, Captured) for lm in (target, drafter.lm))
             kind = CapturedStep if captured and target.device.type == "cuda" else DeviceStep
             self._step = kind(target, drafter, self.growth, int(self.policy.max_depth))
+            if isinstance(self._step, CapturedStep):
+                self._step.fuses = self.fuses and can_fuse()
         return self._step
 
     def _ends_of(self, run: Run) -> Tensor | None:

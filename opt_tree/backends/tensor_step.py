@@ -4,6 +4,7 @@ Owns the shapes of a step's forwards, and what comes of them on the device. Back
 compute all others. Knows nothing of what the host gives, reads and notes (`device_step.py`), and of when a text ends.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from opt_tree.backend import Backend, Inputs
 from opt_tree.backends.tensor_drafter import Behind, Rows, TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
-from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
+from opt_tree.backends.tensor_pool import Frontier, Layer, TensorPool, TensorTree, tree_of
 from opt_tree.model import Model
 from opt_tree.random import noise_from
 from opt_tree.sampling import Sampling
@@ -62,6 +63,70 @@ class Left(NamedTuple):
     """What the next step begins with, but for starts and ends."""
 
 
+class Verdict(NamedTuple):
+    """What came of a tree."""
+
+    path: Int[Tensor, " path"]
+    """The accepted rows, the last one over and over."""
+    count: Int[Tensor, ""]
+    """How many of them were drafted."""
+    told: Int[Tensor, " numbers"]
+    """See `Left`."""
+    emitted: Int[Tensor, " path"]
+    """The emitted tokens, the target's own over and over."""
+    latest: Int[Tensor, " rows"]
+    """Places of the emitted tokens that a drafter may lack next, behind any for padding."""
+    facts: Int[Tensor, " facts"]
+    """`FACTS` of the next step."""
+
+
+def judged(
+    tree: TensorTree,
+    scores: Float[Tensor, "rows vocab"],
+    starts: Int[Tensor, " depths"],
+    lengths: Int[Tensor, " 2"],
+    limit: int,
+    most: int,
+    keeps_rows: bool,
+) -> Verdict:
+    """Judge a tree by the target's own tokens: its argmax, or the draw of `match` where the noise's starts are there.
+
+    Arguments:
+        lengths: of both contexts, the drafter's with the rows that it lacked.
+        limit: layers of the tree.
+        most: rows that the drafter lacks at most.
+        keeps_rows: whether rows of accepted nodes stay with it.
+    """
+    if len(starts):
+        noise = noise_from(starts, scores.shape[1])
+        choice = (noise[tree.depths] / scores.softmax(-1)).argmin(-1)
+    else:
+        choice = scores.argmax(-1)
+    path, count = tree.walk(choice, limit)
+    token, leaf, new = choice[path[-1:]], path[-1:], count[None] + 1
+    steps, back = (torch.arange(*ends, device=path.device) for ends in ((0, limit + 1), (-most, 0)))
+    emitted = torch.where(steps < count, tree.tokens[torch.cat([path[1:], leaf])], token)
+    # A model lacks its own token, and the last node if nothing was drafted below it.
+    lacks = (tree.draft_rows[leaf] < 0) + 1 if keeps_rows else new.clamp(max=most)
+    told = torch.cat([*tree.told(), path, count[None], token])
+    facts = torch.cat([lacks, lengths + new, token, new])
+    return Verdict(path, count, told, emitted, (new + back).clamp(min=0), facts)
+
+
+def chosen(growth: Growth, pool: TensorPool, limit: int) -> TensorTree:
+    """The tree of a pool whose candidates are all there."""
+    pool.close()
+    return tree_of(pool, growth.select(pool), limit)
+
+
+class Glue(NamedTuple):
+    """What lies between the forwards of a step, as functions of tensors: as they are here, or compiled."""
+
+    layer: Callable[..., tuple[Layer, Frontier | None]] = Growth.layer
+    chosen: Callable[..., TensorTree] = chosen
+    judged: Callable[..., Verdict] = judged
+
+
 class TensorStep:
     """The step of one target, one drafter and one policy's growth."""
 
@@ -73,6 +138,7 @@ class TensorStep:
         self.models = [lm for lm in (target, drafter.lm) if lm is not None]
         self._shapes: dict[tuple[Backend, int, int], tuple[int, int]] = {}
         self._slots: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self.glue = Glue()
 
     def shape(self, lm: Model, rows: int, slot: int) -> tuple[int, int]:
         """`Backend.shape`, asked once."""
@@ -107,28 +173,22 @@ class TensorStep:
         context = torch.stack(numbers), given.features, length, root, more, self.growth.nodes
         behind = Behind(self.forward, shape.keys[1], *context)
         pool = self._grow(behind, shape, given)
-        tree = tree_of(pool, self.growth.select(pool), shape.limit)
+        tree = self.glue.chosen(self.growth, pool, shape.limit)
         output = self._score(tree, before, shape.keys[0])
         # Nothing that is carried looks at the tree: it only says how many rows there are.
         sizes = Tree.of([0] * len(tree.tokens), [-1] + [0] * (len(tree.tokens) - 1))
         scores = shape.sampling.process(output.logits, sizes, [])
-        choice = self._own(scores, tree.depths, starts)
-        path, count = tree.walk(choice, shape.limit)
+        kept = self.drafter.keeps_rows
+        found = self.glue.judged(tree, scores, starts, torch.stack([before, length]), shape.limit, most, kept)
+        path = found.path
         _move(target, before + steps, before + path)
-        if self.drafter.lm is not None and self.drafter.keeps_rows and pool.slots:
+        if self.drafter.lm is not None and kept and pool.slots:
             _move(self.drafter.lm, length + steps[:-1], length + tree.slots[path[1:]])
-        token, features = choice[path[-1:]], {layer: one[path] for layer, one in output.features.items()}
-        told = torch.cat([*tree.told(), path, count[None], token])
-        # All that it emitted, its own token over and over; a model lacks the last node, if nothing was drafted below.
-        emitted = torch.where(steps < count, tree.tokens[torch.cat([path[1:], path[-1:]])], token)
-        lacks = (tree.draft_rows[path[-1:]] < 0) + 1 if self.drafter.keeps_rows else (count[None] + 1).clamp(max=most)
-        lengths = torch.stack([before, length]) + (count + 1)
-        latest = (count + 1 + back).clamp(min=0)
-        facts = lacks, lengths, token, count[None] + 1
-        again = self.drafter.sent_after(more, emitted, count)
-        numbers = torch.cat([self.drafter.known(emitted[latest]), *facts, again])
-        given = Given(numbers, self.drafter.carried(features, latest), None)
-        return Left(told, output.logits, scores, features, given)
+        features = {layer: one[path] for layer, one in output.features.items()}
+        again = self.drafter.sent_after(more, found.emitted, found.count)
+        numbers = torch.cat([self.drafter.known(found.emitted[found.latest]), found.facts, again])
+        given = Given(numbers, self.drafter.carried(features, found.latest), None)
+        return Left(found.told, output.logits, scores, features, given)
 
     def _grow(self, behind: Behind, shape: Shape, given: Given) -> TensorPool:
         """Draft all layers."""
@@ -137,19 +197,10 @@ class TensorStep:
         while pool.depth == 0 or front is not None:
             values = drafter.begin(behind) if front is None else drafter.below(pool, front.tokens, front.above)
             depth = pool.depth + 1
-            layer, front = growth.layer(pool.front, values, drafter.names, given.ends, depth, depth >= shape.limit)
+            last = depth >= shape.limit
+            layer, front = self.glue.layer(growth, pool.front, values, drafter.names, given.ends, depth, last)
             pool.take(layer, front)
-        pool.close()
         return pool
-
-    def _own(
-        self, scores: Float[Tensor, "rows vocab"], depths: Int[Tensor, " rows"], starts: Int[Tensor, " depths"]
-    ) -> Int[Tensor, " rows"]:
-        """The target's own token at every row of a tree: its argmax, or the draw of `match` where noise is there."""
-        if not len(starts):
-            return scores.argmax(-1)
-        noise = noise_from(starts, scores.shape[1])
-        return (noise[depths] / scores.softmax(-1)).argmin(-1)
 
     def _score(self, tree: TensorTree, before: Int[Tensor, ""], keys: int) -> Output:
         """Score the tree behind the target's context of `before` tokens."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, CONTEXT, VOCAB, build, perturbed, prompt, tiny, tiny_drafter, tiny_head
+from torch._dynamo.utils import counters
 
 sys.path.append(str(Path(__file__).parents[1] / "drafters"))
 from methods.drafters.test_blocks import block_of, drawn, dspark_of
@@ -22,6 +23,7 @@ from methods.drafters.test_parallel_spec import SOME, head_of
 from opt_tree import Buckets, Sampling, Stop, generate_batch
 from opt_tree.backends.device_decoder import DEVICE, DeviceDecoder
 from opt_tree.backends.device_step import Asked, DeviceStep
+from opt_tree.backends.fused import fused_glue
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.generation import Generation
@@ -342,6 +344,23 @@ def test_both_caches_hold_what_a_prefill_leaves():
         fresh.append(context[: lm.length])
         for mine, theirs in zip(lm.cache.views, fresh.cache.views, strict=True):
             assert (mine[:, :, : lm.length] - theirs[:, :, : lm.length]).abs().max() < 1e-9
+
+
+def test_compiled_between_its_forwards_a_step_is_the_same():
+    """Each function is one graph, of which the middle layers share one. By no code generator; by Inductor's C++:
+    `experiments.host_time --fused`.
+    """
+    decoder, found = decoder_of("eagle, fewer tokens", OptTree(12, 0.0, 5)), []
+    torch._dynamo.reset()
+    for compiled in (False, True):
+        device, graphs = on_device(decoder), counters["stats"]["unique_graphs"]
+        if compiled:
+            device._tensor_step().glue = fused_glue(backend="eager", fullgraph=True)
+        found.append(list(itertools.islice(device.steps(TEXT), 3)))
+    assert counters["stats"]["unique_graphs"] - graphs == 5
+    for mine, theirs in zip(*found, strict=True):
+        assert mine.tree.tokens.tolist() == theirs.tree.tokens.tolist() and mine.path == theirs.path
+        assert np.array_equal(mine.tree.path_log_probs, theirs.tree.path_log_probs)
 
 
 def test_steps_one_by_one():

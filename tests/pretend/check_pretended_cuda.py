@@ -169,6 +169,8 @@ def test_captured_steps_are_those_of_a_cpu(kind, architecture, sampling, happene
     check_order(happened, device.ahead)
     same(found, here.generate(prompt(18, seed=3), 26, sampling, seed=2))
     assert graphs.counts["replays"] > before and device.target.work.forwards - work.forwards == len(found.steps) + 1
+    told = [one.generate(prompt(18, seed=3), 16, sampling, seed=2, log_probs=2) for one in (device, here)]
+    assert told[0].log_probs == pytest.approx(told[1].log_probs, abs=CLOSE) and not device.ahead
     assert found.steps[0].draft_forwards == POLICY.max_depth + 1, "the prompt's, and one a layer, which nobody ran"
 
 
