@@ -1,13 +1,13 @@
 """Tables on tensors: what a store and the text at hand say of many tails at once (`interpolate`), at no read.
 
-Owns the arrays on the device. The text at hand is its tokens alone: every tail is compared with every place of it. Its
+Owns the text on the device, its tokens alone: every tail is compared with every place of it. Its
 columns are the places where a token first stands; a store's followers that the text has not have columns behind them.
 All lengths of a match are computed at once, the longest first. Candidates come in the host's order, so that ties are
 the host's. Probabilities are float64, as the host's: of two that float32 would round to one, the host knows the better.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,63 +18,14 @@ from torch.nn.functional import threshold
 from opt_tree.backends.tensor_drafter import Behind, TensorDrafter
 from opt_tree.backends.tensor_pool import TensorPool
 from opt_tree.methods.drafters.tables.ngram import LEAST, Interpolated
-from opt_tree.methods.drafters.tables.store import FACTOR, FOLLOWERS, Store, StoreDrafter
+from opt_tree.methods.drafters.tables.store import StoreDrafter
+from opt_tree.tools.store_tensors import LATE, StoreTensors
 from opt_tree.tree import send
 
 _LEAST_PLACES, _LEAST_VOCAB = 256, 1 << 18
-_SIGN = -(1 << 63)
-_LATE, _NEVER = 1 << 32, 1 << 62
-"""More than a text has tokens, and a row followers; more than any rank, and any place."""
+_NEVER = 1 << 62
+"""More than any rank, and any place."""
 _LITTLE = math.nextafter(LEAST, 0)
-
-
-class Followers(NamedTuple):
-    """Of some tails, what followed their last tokens in a store, the longest run of these first."""
-
-    totals: Int[Tensor, "tails order"]
-    tokens: Int[Tensor, "tails order followers"]
-    counts: Int[Tensor, "tails order followers"]
-    there: Bool[Tensor, "tails order followers"]
-
-
-class StoreTensors:
-    """A store on the device: a row a run of tokens, with its followers in one array behind those of the row before."""
-
-    def __init__(self, store: Store, device: torch.device) -> None:
-        keys, first, totals, tokens, counts = (array.astype(np.uint64).view(np.int64) for array in store.arrays)
-        sizes, summed = np.diff(first).clip(max=FOLLOWERS), np.append(0, counts.cumsum())
-        totals = np.maximum(totals, summed[first[:-1] + sizes] - summed[first[:-1]])
-        row = np.arange(len(keys)).repeat(np.diff(first))
-        kept = (np.arange(len(row)) - first[row] < FOLLOWERS) & (tokens < store.vocab)
-        sizes = np.bincount(row[kept], minlength=len(keys))
-        self.bits, self._flip = store.bits, _SIGN if store.bits == 64 else 0
-        rows = np.stack([keys ^ self._flip, sizes.cumsum() - sizes, sizes, totals], 1)
-        # A search may end behind the last row, and a row's followers are read as if there were as many as may be.
-        self._rows = send(np.pad(rows, ((0, 1), (0, 0))), device)
-        self._keys = self._rows[:-1, 0].contiguous()
-        entries = np.pad(np.stack([tokens[kept], counts[kept]], 1), ((0, FOLLOWERS), (0, 0)))
-        small = entries.max() < 1 << 31
-        self._entries = send(entries.astype(np.int32 if small else np.int64), device)
-        self._each, order = torch.arange(FOLLOWERS, device=device), store.order
-        self.ranks = torch.arange(order, device=device)[:, None] * (2 * _LATE) + self._each
-        """In the host's order; a match's followers in the text come behind them."""
-        # A run's hash is a sum modulo 2^64: its newest token times FACTOR as often as the run is long, and so on.
-        power = [0] * order + [pow(FACTOR, times, 1 << 64) for times in range(1, order + 1)]
-        powers = np.array([power[order - begin :][:order] for begin in range(order)], dtype=np.uint64)
-        self._powers = send(powers.view(np.int64), device)
-
-    def read(self, tails: Int[Tensor, "tails order"]) -> Followers:
-        """What followed the last `order`, ..., 2, 1 tokens of each tail; a number below 0 stands before a text.
-
-        Keys are those of `hashes`.
-        """
-        states = ((tails + 1)[:, None] * self._powers).sum(2)
-        keys = (states >> 64 - self.bits & (1 << self.bits) - 1) if self.bits < 64 else states ^ self._flip
-        rows = self._rows[torch.searchsorted(self._keys, keys)]
-        known = (rows[..., 0] == keys) & (tails >= 0)
-        first, sizes, totals = (rows[..., 1:] * known[..., None]).unbind(-1)
-        tokens, counts = self._entries[first[..., None] + self._each].unbind(-1)
-        return Followers(totals, tokens, counts, self._each < sizes[..., None])
 
 
 class TextTensors:
@@ -181,7 +132,7 @@ class Tabled(TensorDrafter):
         self._tokens, self._where = text.tokens[: behind.keys if self.drafter.weight else 0], text.where
         places = torch.arange(len(self._tokens), device=device)
         self._first = torch.where(self._tokens < 0, places, self._where[self._tokens.clamp(min=0)])
-        self._late, self._lengths = places + _LATE, torch.arange(order, 0, -1, device=device)
+        self._late, self._lengths = places + LATE, torch.arange(order, 0, -1, device=device)
         before = places - torch.arange(1, order + 1, device=device)[:, None]
         before = torch.where(before < 0, -2, self._tokens[before.clamp(min=0)])
         self._before = torch.where(self._tokens < 0, -3, before)
@@ -232,7 +183,7 @@ class Tabled(TensorDrafter):
         seen.mul_(weight).mul_(scale[..., None])
         ranks, at = torch.full_like(named, _NEVER), order - length
         counted = torch.constant_pad_nd(scale, (0, 1)).gather(1, at) > 0
-        rank = torch.where(counted, at * (2 * _LATE) + self._late, _NEVER)
+        rank = torch.where(counted, at * (2 * LATE) + self._late, _NEVER)
         ranks.scatter_reduce_(1, self._first.expand(count, -1), rank, "amin")
         if self._store is not None:
             columns, worth = self._columns(tokens, there), counts * scale[..., None]
