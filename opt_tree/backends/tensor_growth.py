@@ -35,8 +35,7 @@ class Growth(ABC):
         self,
         front: Frontier,
         values: Float[Tensor, "frontier columns"],
-        names: Int[Tensor, "*frontier columns"] | None,
-        ends: Bool[Tensor, " vocab"] | None,
+        vocabulary: tuple[Int[Tensor, "*frontier columns"] | None, Bool[Tensor, " vocab"] | None],
         depth: int,
         last: bool,
     ) -> tuple[Layer, Frontier | None]:
@@ -44,13 +43,13 @@ class Growth(ABC):
 
         Arguments:
             values: what the drafter says of the frontier.
-            names: the tokens of its columns, of every row the same or each its own; None: their numbers.
-            ends: the tokens at which the text ends; nothing below them goes into the tree.
+            vocabulary: the tokens of its columns, of every row the same or each its own (None: their numbers), and the
+                tokens at which the text ends; nothing below them goes into the tree.
             depth: of the candidates.
             last: nothing is drafted below them.
         """
         # Rows that are not there have no children.
-        above = torch.where(front.live, front.paths, -math.inf).to(values.dtype)
+        above, (names, ends) = torch.where(front.live, front.paths, -math.inf).to(values.dtype), vocabulary
         paths, columns, rows = self.pick(values, above)
         tokens = columns
         if names is not None:

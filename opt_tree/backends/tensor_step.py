@@ -85,18 +85,16 @@ def judged(
     scores: Float[Tensor, "rows vocab"],
     starts: Int[Tensor, " depths"],
     lengths: Int[Tensor, " 2"],
-    limit: int,
-    most: int,
-    keeps_rows: bool,
+    sizes: tuple[int, int, bool],
 ) -> Verdict:
     """Judge a tree by the target's own tokens: its argmax, or the draw of `match` where the noise's starts are there.
 
     Arguments:
         lengths: of both contexts, the drafter's with the rows that it lacked.
-        limit: layers of the tree.
-        most: rows that the drafter lacks at most.
-        keeps_rows: whether rows of accepted nodes stay with it.
+        sizes: layers of the tree, how many rows the drafter lacks at most, and whether rows of accepted nodes stay
+            with it.
     """
+    limit, most, keeps_rows = sizes
     if len(starts):
         noise = noise_from(starts, scores.shape[1])
         choice = (noise[tree.depths] / scores.softmax(-1)).argmin(-1)
@@ -179,7 +177,7 @@ class TensorStep:
         sizes = Tree.of([0] * len(tree.tokens), [-1] + [0] * (len(tree.tokens) - 1))
         scores = shape.sampling.process(output.logits, sizes, [])
         kept = self.drafter.keeps_rows
-        found = self.glue.judged(tree, scores, starts, torch.stack([before, length]), shape.limit, most, kept)
+        found = self.glue.judged(tree, scores, starts, torch.stack([before, length]), (shape.limit, most, kept))
         path = found.path
         _move(target, before + steps, before + path)
         if self.drafter.lm is not None and kept and pool.slots:
@@ -196,9 +194,8 @@ class TensorStep:
         growth.begin(pool.device)
         while pool.depth == 0 or front is not None:
             values = drafter.begin(behind) if front is None else drafter.below(pool, front.tokens, front.above)
-            depth = pool.depth + 1
-            last = depth >= shape.limit
-            layer, front = self.glue.layer(growth, pool.front, values, drafter.names, given.ends, depth, last)
+            depth, vocabulary = pool.depth + 1, (drafter.names, given.ends)
+            layer, front = self.glue.layer(growth, pool.front, values, vocabulary, depth, depth >= shape.limit)
             pool.take(layer, front)
         return pool
 

@@ -58,7 +58,7 @@ def on_tensors(policy: TreePolicy, law: Law, limit: int, ends: frozenset[int] = 
     paths: list[tuple[int, ...]] = [()]
     while True:
         values, depth = torch.stack([law(path) for path in paths]), pool.depth + 1
-        layer, front = growth.layer(pool.front, values, None, marks if ends else None, depth, depth >= limit)
+        layer, front = growth.layer(pool.front, values, (None, marks if ends else None), depth, depth >= limit)
         pool.take(layer, front)
         if front is None:
             break
