@@ -11,11 +11,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 from jaxtyping import Int
+from torch import Tensor
 
 from opt_tree.backend import Inputs, moment
 from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.backends.device_step import DeviceStep
-from opt_tree.backends.tensor_step import Given, Left, Shape
+from opt_tree.backends.fused import fused_glue
+from opt_tree.backends.tensor_step import Given, Glue, Left, Shape
 from opt_tree.cache import inference
 from opt_tree.errors import one_line
 from opt_tree.model import Model
@@ -43,32 +45,45 @@ class CapturedStep(DeviceStep):
         dropped = ("_replays", "_met", "_rests_on", "_pool", "_stream")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
 
-    _replays: dict[Shape, Callable[[Given], Left]] | None = None
+    _replays: dict[Shape, Callable[[Given], Left] | None] | None = None
+    """None: a shape goes on forward by forward."""
     _met: set[Shape]
     _rests_on: Any = None
     _pool: Any = None
     _stream: Any = None
+    fuses = False
+    """Whether what lies between a graph's forwards is compiled (`fused_glue`). No GPU has tried it."""
     _computed: list[tuple[Model, int]] | None = None
     """During a capture, its forwards: the model of each, and how many real rows it has."""
 
+    def held(self) -> list[Any]:
+        return [*(cast(Captured, lm.backend).held(lm.cache) for lm in self.models), self.drafter.held()]
+
+    def pays(self, shape: Shape) -> bool:
+        """One replay does, which finds room in both caches."""
+        return self._replays is not None and self._replays.get(shape) is not None
+
     @inference
     def launch(self, shape: Shape, given: Given) -> Left:
-        lms = [lm for lm in (self.target, self.drafter.lm) if lm is not None]
-        rests_on = [*(cast(Captured, lm.backend).held(lm.cache) for lm in lms), self.drafter.held()]
+        rests_on = self.held()
         if self._replays is None or rests_on != self._rests_on:
             self._replays, self._met, self._rests_on = {}, set(), rests_on
             self._pool = self._stream = None
-        if shape in self._replays:
-            return self._replays[shape](given)
         if shape not in self._met:
             self._met.add(shape)
             return super().launch(shape, given)
-        try:
-            self._replays[shape] = self._capture(shape, given)
-        except RuntimeError as error:
-            warnings.warn(f"a step of {shape.limit} layers is not captured: {one_line(error)}", stacklevel=2)
-            self._replays[shape] = lambda given: super(CapturedStep, self).launch(shape, given)
-        return self._replays[shape](given)
+        if shape not in self._replays:
+            try:
+                self._replays[shape] = self._capture(shape, given)
+            except RuntimeError as error:
+                what = "captured with its glue compiled" if self.fuses else "captured"
+                warnings.warn(f"a step of {shape.limit} layers is not {what}: {one_line(error)}", stacklevel=2)
+                if self.fuses:
+                    self.fuses = False
+                    return self.launch(shape, given)
+                self._replays[shape] = None
+        replay = self._replays[shape]
+        return super().launch(shape, given) if replay is None else replay(given)
 
     def compute(self, lm: Model, inputs: Inputs, rows: int) -> Output:
         if self._computed is None:
@@ -89,16 +104,19 @@ class CapturedStep(DeviceStep):
         try:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                expected = super().launch(shape, buffers).told.clone()
+                expected = _said(super().launch(shape, buffers))
+                if self.fuses:
+                    self.glue = fused_glue()
+                    super().launch(shape, buffers)
             torch.cuda.current_stream().wait_stream(stream)
             self._computed.clear()
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 left = super().launch(shape, buffers)
             computed = self._computed
         finally:
-            self._computed = None
+            self._computed, self.glue = None, Glue()
         graph.replay()
-        found, known = fetch(left.told, expected)
+        found, known = fetch(_said(left), expected)
         if not _same(found, known, len(left.logits)):
             raise RuntimeError("its graph says something else than its kernels one by one")
 
@@ -114,6 +132,11 @@ class CapturedStep(DeviceStep):
             return left._replace(features={layer: states.clone() for layer, states in left.features.items()})
 
         return replay
+
+
+def _said(left: Left) -> Int[Tensor, " numbers"]:
+    """All integers that a launch left: for the host, and for the next step."""
+    return torch.cat([left.told, left.next.numbers])
 
 
 def _same(one: Int[np.ndarray, " numbers"], other: Int[np.ndarray, " numbers"], rows: int) -> bool:

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
+from jaxtyping import Int
 from torch import Tensor
 
 from opt_tree.backends.captured_step import CapturedStep
 from opt_tree.backends.cuda_graphs import Captured
-from opt_tree.backends.device_step import Asked, DeviceStep, Judged
+from opt_tree.backends.device_step import Asked, Coming, DeviceStep, Judged
+from opt_tree.backends.fused import can_fuse
 from opt_tree.backends.tensor_drafter import TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import tree_as_told
@@ -22,7 +24,7 @@ from opt_tree.decode import Run
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
 from opt_tree.emitted import refusal, without_choice
-from opt_tree.grow import Asking, warn_of_end
+from opt_tree.grow import Asking, layers_left, warn_of_end
 from opt_tree.model import Model
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.tree import Tree, send
@@ -55,8 +57,16 @@ class DeviceDecoder(Decoder):
         parts = decoder.target, decoder.drafter, decoder.policy, decoder.verifier
         super().__init__(*parts, lossy=True)  # whoever made the decoder said so, or it is not
         self.growth, self._of, self._why = growth, tensors, why
+        self.fuses = False
+        """Whether captured steps are compiled between their forwards, too, where Triton is (`CapturedStep.fuses`)."""
         self.taken: Counter[str] = Counter()
         """Of the last text: how many steps stayed on the device, and how many did not, by the reason."""
+        self.ahead = 0
+        """Of the last text: how many steps were on their way before the one before them was read."""
+        self._coming: tuple[Run, DeviceStep, int, Coming] | None = None
+        """The step on its way, of which text, and behind how many tokens."""
+        self._noise: tuple[Run, int, Int[np.ndarray, " depths"]] | None = None
+        """Starts of the noise behind so many tokens of a text."""
         self._refusal: str | None = None
         """`why` at the beginning of the text."""
         self._made: TensorDrafter | None = None
@@ -82,8 +92,9 @@ class DeviceDecoder(Decoder):
         """Decode one step of a text, on the device if it can be."""
         if not run.laps:
             self.taken.clear()
-            self._refusal = self.why
-        reason = self._reason(run)
+            self._refusal, self.ahead, self._coming = self.why, 0, None
+        layers = run.layers
+        reason = self._reason(run) or ("no room to draft" if layers < 1 else None)
         self.taken[reason or DEVICE] += 1
         if reason is not None:
             return (yield from super().step(run))
@@ -92,7 +103,7 @@ class DeviceDecoder(Decoder):
         warn_of_end(run.target, drafter, len(run.context))
         before, run.laps = (run.draft_work, run.target.work), []
         run.lap()
-        tree, path, tokens = yield from self._decode(run, drafter)
+        tree, path, tokens = yield from self._decode(run, drafter, layers)
         run.lap()
         drafting, scoring = run.draft_work - before[0], run.target.work - before[1]
         begin, launched, judged, committed = run.laps
@@ -110,25 +121,33 @@ class DeviceDecoder(Decoder):
             return "logits processors look at each row's history"
         if (run.verify if run.sampling.greedy else self.policy.verifier or run.verify) not in (greedy, match):
             return f"verifier {run.verify.__name__} judges on the host"
-        if run.layers < 1:
-            return "no room to draft"
         return cast(TensorDrafter, self._tensors()).why_not(run.context)
 
-    def _decode(self, run: Run, drafter: Drafter) -> Asking[tuple[Tree, list[int], list[int]]]:
-        """Emit the tokens of one step: `decode_step` on the device. The tree, the accepted path, the tokens."""
+    def _decode(self, run: Run, drafter: Drafter, layers: int) -> Asking[tuple[Tree, list[int], list[int]]]:
+        """Emit the tokens of one step: `decode_step` on the device. The tree, the accepted path, the tokens.
+
+        `layers`: those that there is room for.
+        """
         step = self._tensor_step()
+        limit = min(step.layers, layers)
+        coming = self._on_its_way(run, step, limit)
         forward = step.drafter.lacks(run.context, step.catching_up)
         if forward is not None and (rows := len(forward.tokens)) > step.catching_up:
             # A text begins, or the host took steps.
             yield forward.part(0, rows - 1)
             forward = forward.part(rows - 1, rows)
-        limit = min(step.layers, run.layers)
-        starts = _NOTHING if run.sampling.greedy else run.random.starts(np.arange(limit + 1))
+        starts = _NOTHING if run.sampling.greedy else self._starts(run, 2 * (limit + 1))
         lacks = forward, run.context[-1], step.drafter.sent(run.context, step.layers, self.target.device)
-        judged = step.run(Asked(*lacks, limit, run.sampling, starts, self._ends_of(run)), run.lap)
+        asked = Asked(*lacks, limit, run.sampling, starts, self._ends_of(run))
+        coming = step.begin(asked) if coming is None else coming
+        step.drafter.launched()
+        later = step.ahead(asked, coming) if self._goes_on(run, step, limit) else None
+        run.lap()
+        judged = step.end(asked, coming)
         run.lap()
         tree, path = judged.tree, judged.path
         tokens = [*tree.tokens[path[1:]].tolist(), judged.token]
+        self._coming = None if later is None else (run, step, len(run.context) + len(tokens), later)
         self._check(run, judged, tokens)
         run.random.advance(len(tokens))
         # The accepted nodes that were drafted below are the first rows behind the drafter's context.
@@ -137,6 +156,43 @@ class DeviceDecoder(Decoder):
         kept = tree_as_told(tree.tokens, tree.parents, tree.path_log_probs, numbers)
         drafter.accept(Outcome(kept, path, tokens, judged.features, judged.logits))
         return tree, path, tokens
+
+    def _goes_on(self, run: Run, step: DeviceStep, limit: int) -> bool:
+        """Whether the step behind this one is known but for what this one leaves on the device.
+
+        It has all layers, however long this one's path is, and nobody asks for numbers that it would overwrite.
+        """
+        length = len(run.context) + limit + 1
+        return (
+            limit == step.layers <= layers_left(run.target, run.drafter, length, run.end)
+            and run.recorder is None
+            and step.drafter.goes_on(length, limit, self.target.vocab)
+        )
+
+    def _on_its_way(self, run: Run, step: DeviceStep, limit: int) -> Coming | None:
+        """The step to take, if it is on its way; one that is another is dropped, as its rows are behind the context."""
+        known, self._coming = self._coming, None
+        if known is None or known[0] is not run or known[1] is not step or known[2] != len(run.context):
+            return None
+        coming = known[3]
+        if coming.shape.limit != limit or coming.shape.scale != step.drafter.scale or coming.held != step.held():
+            return None
+        self.ahead += 1
+        return coming
+
+    def _starts(self, run: Run, count: int) -> Int[np.ndarray, " depths"]:
+        """`Random.starts` of the next so many tokens, each made once."""
+        length, noise = len(run.context), _NOTHING
+        if self._noise is not None and self._noise[0] is run:
+            noise = self._noise[2][length - self._noise[1] :]
+        if len(noise) < count:
+            noise = np.concatenate([noise, run.random.starts(np.arange(len(noise), count))])
+        self._noise = run, length, noise
+        return noise[:count]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is of a text under way: a copy launches its own steps."""
+        return {**vars(self), "_coming": None, "_noise": None}
 
     def _check(self, run: Run, judged: Judged, tokens: list[int]) -> None:
         """Refuse tokens that have no probability, and keep those that somebody asked for, as the host's step does."""
@@ -154,6 +210,8 @@ class DeviceDecoder(Decoder):
             captured = all(lm is None or isinstance(lm.backend, Captured) for lm in (target, drafter.lm))
             kind = CapturedStep if captured and target.device.type == "cuda" else DeviceStep
             self._step = kind(target, drafter, self.growth, int(self.policy.max_depth))
+            if isinstance(self._step, CapturedStep):
+                self._step.fuses = self.fuses and can_fuse()
         return self._step
 
     def _ends_of(self, run: Run) -> Tensor | None:

@@ -4,21 +4,21 @@ The host gives what it knows before the step (which rows the drafter lacks, how 
 starts) in one upload, and reads tree and verdict in one read. Knows nothing of texts and of when one ends.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from opt_tree.backend import Meter
 from opt_tree.backends.tensor_pool import read_tree
 from opt_tree.backends.tensor_step import FACTS, Given, Left, Shape, TensorStep
 from opt_tree.model import Model, Pending
 from opt_tree.sampling import Sampling
 from opt_tree.target import Forward
-from opt_tree.tree import Tree, fetch, send
+from opt_tree.tree import Tree, on_host, send
 
 LEAST_KEYS = 256
 """A forward has so many keys, or twice as many as often as it takes: few shapes."""
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
     sampling: Sampling
     """How the target's own tokens are chosen; without processors."""
     starts: Int[np.ndarray, " depths"]
-    """The noise of the own tokens by depth (`Random.starts`), as many as `limit` and one; none for a greedy target."""
+    """The noise of the own tokens by depth (`Random.starts`), as much as two steps take; none for a greedy target."""
     ends: Bool[Tensor, " vocab"] | None = None
     """The tokens below which nothing goes into the tree, on the device."""
 
@@ -57,53 +57,78 @@ class Judged:
     features: dict[int, Float[Tensor, "path hidden"]]
 
 
+class Coming(NamedTuple):
+    """A step that was launched and is not read."""
+
+    shape: Shape
+    left: Left
+    told: Tensor
+    """`Left.told` on the host, once it is `there`."""
+    there: torch.Event | None
+    """None: it is."""
+    meters: list[Meter]
+    """What it costs, a model each."""
+    held: list[Any]
+    """`DeviceStep.held` when it was launched."""
+
+
 class DeviceStep(TensorStep):
     """A `TensorStep` between what the host knows before it and what the host learns of it."""
 
-    def run(self, asked: Asked, launched: Callable[[], None] = lambda: None) -> Judged:
-        """Take a step. Both contexts are then as after one of the host, but for what the drafter learns in `accept`.
+    def held(self) -> list[Any]:
+        """What a launch rests on, compared by ==: a step is not the one to take once the answer is another one."""
+        return [*((lm.cache, lm.cache.storage_version) for lm in self.models), self.drafter.held()]
 
-        `launched` is called when all is on its way and nothing was waited for.
-        """
+    def begin(self, asked: Asked) -> Coming:
+        """Launch a step. Nothing is waited for."""
         missing, most, target, lm = asked.forward, self.catching_up, self.target, self.drafter.lm
         rows, least = 0 if missing is None else len(missing.tokens), int(lm is not None)
         if not least <= rows <= most:
             raise ValueError(f"a step catches up with {least} to {most} rows of the drafter, got {rows}")
-        for model in (target, *([] if lm is None else [lm])):
-            model.cache.truncate(model.length)
-        own, draft = self.slots(asked.limit)
-        length = target.length - rows if lm is None else lm.length
-        keys = self.keys(target, target.length + own), self.keys(lm, length + draft)
-        shape = Shape(asked.limit, keys, asked.sampling, self.drafter.scale, asked.ends is not None)
-        behind, more = 3 * most + FACTS, len(asked.more)
+        length = target.length if lm is None else lm.length + rows
+        behind, more = most + FACTS, len(asked.more)
         numbers, features = np.zeros(behind + more + len(asked.starts), dtype=np.int64), None
         if missing is not None:
-            lacking = numbers[: 3 * most].reshape(3, most)
-            lacking[2] = keys[1] - 1  # padding goes where nobody looks
-            lacking[0, most - rows :], lacking[1, most - rows :] = missing.tokens, missing.positions
-            lacking[2, most - rows :] = np.arange(length, length + rows)
-            features = missing.features
-        numbers[3 * most : behind] = target.length, length + rows, asked.root
+            numbers[most - rows : most], features = missing.tokens, missing.features
+        numbers[most:behind] = rows, target.length, length, asked.root, 0
         numbers[behind : behind + more], numbers[behind + more :] = asked.more, asked.starts
         if features is not None and rows < most:
             features = torch.constant_pad_nd(features, (0, 0, most - rows, 0))
-        left = self.launch(shape, Given(send(numbers, target.device), features, asked.ends))
-        self.drafter.launched()
-        launched()
-        (told,) = fetch(left.told)
-        return self._judged(told, asked, left)
+        shape = self._shape(asked, target.length, length - rows)
+        return self._launched(shape, Given(send(numbers, target.device), features, asked.ends))
 
-    def keys(self, lm: Model | None, slots: int) -> int:
-        """How many keys a forward has where so many slots are used; the last one is nobody's."""
-        keys = LEAST_KEYS
-        while keys < slots:
-            keys *= 2
-        return keys if lm is None else self.shape(lm, 1, keys - 1)[1]
+    def ahead(self, asked: Asked, coming: Coming) -> Coming | None:
+        """Launch the step behind one that is not read, of as many layers; None where that does not pay.
 
-    def _judged(self, told: np.ndarray, asked: Asked, left: Left) -> Judged:
-        """Make a tree and a verdict of what was read, and tell both models which of their rows are kept."""
-        rows, missing, target, lm = len(left.logits), asked.forward, self.target, self.drafter.lm
-        tree, verdict = read_tree(told, rows)
+        What it begins with is on the device; the host knows how long the contexts may be.
+        """
+        most, lm = asked.limit + 1, self.drafter.lm
+        length = self.target.length + most
+        if lm is not None and asked.forward is not None:
+            length = lm.length + len(asked.forward.tokens) + asked.limit
+        shape = self._shape(asked, self.target.length + most, length)
+        if not self.pays(shape):
+            return None
+        numbers, features, _ = coming.left.next
+        if len(asked.starts):
+            numbers = torch.cat([numbers, send(asked.starts, numbers.device)])
+        return self._launched(shape, Given(numbers, features, asked.ends))
+
+    def pays(self, shape: Shape) -> bool:
+        """Whether a step of this shape is launched before it is known that there is one."""
+        return False
+
+    def end(self, asked: Asked, coming: Coming) -> Judged:
+        """Wait for a step. Both contexts are then as after one of the host, but for what the drafter learns.
+
+        Where the next one is on its way, `logits` and `scores` may be of that one.
+        """
+        if coming.there is not None:
+            coming.there.synchronize()
+        for lm, meter in zip(self.models, coming.meters, strict=True):
+            lm.backend.meter = Meter(lm.backend.meter.work + meter.work)
+        missing, target, lm, left = asked.forward, self.target, self.drafter.lm, coming.left
+        tree, verdict = read_tree(coming.told.numpy(), len(left.logits))
         kept = verdict[: int(verdict[-2]) + 1]
         text = tree.tokens[kept]
         _write(target, text)
@@ -116,6 +141,38 @@ class DeviceStep(TensorStep):
         return Judged(
             tree, kept.tolist(), int(verdict[-1]), left.logits[: len(tree)], left.scores[: len(tree)], features
         )
+
+    def keys(self, lm: Model | None, slots: int) -> int:
+        """How many keys a forward has where so many slots are used; the last one is nobody's."""
+        keys = LEAST_KEYS
+        while keys < slots:
+            keys *= 2
+        return keys if lm is None else self.shape(lm, 1, keys - 1)[1]
+
+    def _shape(self, asked: Asked, length: int, drafted: int) -> Shape:
+        """The shape of a step behind contexts of these lengths, the drafter's without its missing rows."""
+        own, draft = self.slots(asked.limit)
+        keys = self.keys(self.target, length + own), self.keys(self.drafter.lm, drafted + draft)
+        return Shape(asked.limit, keys, asked.sampling, self.drafter.scale, asked.ends is not None)
+
+    def _launched(self, shape: Shape, given: Given) -> Coming:
+        """Launch, and begin to copy what is told to the host; what it costs is counted once it is read."""
+        backends = [lm.backend for lm in self.models]
+        meters, held = [backend.meter for backend in backends], self.held()
+        for lm in self.models:
+            lm.cache.truncate(lm.length)
+            lm.backend.meter = Meter()
+        try:
+            left = self.launch(shape, given)
+        finally:
+            own = [backend.meter for backend in backends]
+            for backend, meter in zip(backends, meters, strict=True):
+                backend.meter = meter
+        if on_host(left.told):
+            return Coming(shape, left, left.told, None, own, held)
+        told, there = left.told.to("cpu", non_blocking=True), torch.Event(left.told.device)
+        there.record()
+        return Coming(shape, left, told, there, own, held)
 
 
 def _write(lm: Model, tokens: Int[np.ndarray, " rows"]) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.backends.tensor_growth import Growth
-from opt_tree.backends.tensor_pool import Children, TensorPool
+from opt_tree.backends.tensor_pool import TensorPool
 from opt_tree.draft_model import OfModel
 from opt_tree.drafter import Drafter
 from opt_tree.model import Model
@@ -105,6 +105,26 @@ class TensorDrafter(ABC):
         """Return these numbers."""
         return np.zeros(0, dtype=np.int64)
 
+    def goes_on(self, length: int, layers: int, vocab: int) -> bool:
+        """Whether the next step, behind so many tokens at most, can begin with what this one leaves on the device."""
+        return True
+
+    def known(self, tokens: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        """Return emitted tokens as its model reads them."""
+        return tokens
+
+    def carried(
+        self, features: dict[int, Float[Tensor, "path hidden"]], rows: Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows wide"] | None:
+        """Return what rows that it lacks carry of the target's features; None: they are tokens alone."""
+        return None
+
+    def sent_after(
+        self, more: Int[Tensor, " numbers"], emitted: Int[Tensor, " path"], accepted: Int[Tensor, ""]
+    ) -> Int[Tensor, " numbers"]:
+        """Return what it sends before the next step, from what it sent before this one."""
+        return more
+
     def held(self) -> tuple[Any, ...]:
         """What of its own a capture rests on, compared by ==: a graph is stale once the answer is another one."""
         return ()
@@ -119,9 +139,10 @@ class TensorDrafter(ABC):
     ) -> Float[Tensor, "frontier columns"]:
         """Return those behind the nodes of a frontier. `above`: their parents' rows in the frontier before."""
 
-    def names(self, children: Children) -> Int[Tensor, " children"]:
-        """The tokens of some children of what was said last."""
-        return children.columns if self.tokens is None else self.tokens[children.columns]
+    @property
+    def names(self) -> Int[Tensor, "*frontier columns"] | None:
+        """The tokens of the columns of what was said last, of all rows or of each; None: their numbers."""
+        return self.tokens
 
 
 class ByLayers(TensorDrafter):
@@ -150,6 +171,14 @@ class ByLayers(TensorDrafter):
 
     def lacks(self, context: list[int], most: int) -> Forward:
         return cast(Forward, self.drafter.root(context))
+
+    def known(self, tokens: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        return torch.where(tokens < self.drafter.vocab, tokens, 0)
+
+    def carried(
+        self, features: dict[int, Float[Tensor, "path hidden"]], rows: Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows wide"] | None:
+        return None if self.keeps_rows else self.drafter.inputs(features)[rows]  # type: ignore[attr-defined]
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
         self._behind, device = behind, behind.root.device

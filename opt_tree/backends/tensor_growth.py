@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.backends.tensor_pool import Children, Expanded, Selected, TensorPool
+from opt_tree.backends.tensor_pool import Children, Expanded, Frontier, Layer, Selected, TensorPool
 from opt_tree.tree import send
 
 
@@ -30,6 +30,44 @@ class Growth(ABC):
 
     def begin(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to begin
         """Begin a tree."""
+
+    def layer(
+        self,
+        front: Frontier,
+        values: Float[Tensor, "frontier columns"],
+        vocabulary: tuple[Int[Tensor, "*frontier columns"] | None, Bool[Tensor, " vocab"] | None],
+        depth: int,
+        last: bool,
+    ) -> tuple[Layer, Frontier | None]:
+        """Return the candidates below a frontier, and what is drafted below next; None: nothing, whatever the numbers.
+
+        Arguments:
+            values: what the drafter says of the frontier.
+            vocabulary: the tokens of its columns, of every row the same or each its own (None: their numbers), and the
+                tokens at which the text ends; nothing below them goes into the tree.
+            depth: of the candidates.
+            last: nothing is drafted below them.
+        """
+        # Rows that are not there have no children.
+        above, (names, ends) = torch.where(front.live, front.paths, -math.inf).to(values.dtype), vocabulary
+        paths, columns, rows = self.pick(values, above)
+        tokens = columns
+        if names is not None:
+            tokens = names[columns] if names.ndim == 1 else names[rows, columns]
+        # A child never exceeds its parent, whatever the rounding.
+        paths, over = torch.minimum(paths.double(), front.paths[rows]), front.over[rows]
+        none, expanded = torch.zeros_like(tokens), None if last else self.expand(paths, depth)
+        if expanded is None:
+            return Layer(tokens, front.rows[rows], paths, over, none.bool(), none), None
+        places, live = expanded
+        slots = front.slots + torch.arange(len(places), device=places.device)
+        marks = none.bool().scatter(0, places, live), none.scatter(0, places, slots)
+        below, ended = tokens[places], over[places]
+        if ends is not None:
+            ended = ended | ends[below]
+        own = front.first + places, live, paths[places], ended, below, rows[places]
+        counts = front.first + len(tokens), front.slots + len(places)
+        return Layer(tokens, front.rows[rows], paths, over, *marks), Frontier(*own, *counts)
 
     @abstractmethod
     def pick(self, log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"]) -> Children:

@@ -42,55 +42,61 @@ class Selected(NamedTuple):
     valid: Bool[Tensor, " tree"]
 
 
+class Frontier(NamedTuple):
+    """The nodes that are drafted below next, and what their children need of them."""
+
+    rows: Int[Tensor, " frontier"]
+    """Pool rows."""
+    live: Bool[Tensor, " frontier"]
+    paths: Float[Tensor, " frontier"]
+    over: Bool[Tensor, " frontier"]
+    """Below which the text is over."""
+    tokens: Int[Tensor, " frontier"]
+    above: Int[Tensor, " frontier"]
+    """Their parents' rows in the frontier before."""
+    first: Int[Tensor, ""]
+    """How many candidates there are."""
+    slots: Int[Tensor, ""]
+    """How many rows the frontiers take, without the root."""
+
+
+class Layer(NamedTuple):
+    """The candidates of one layer, as a pool has them."""
+
+    tokens: Int[Tensor, " children"]
+    parents: Int[Tensor, " children"]
+    paths: Float[Tensor, " children"]
+    over: Bool[Tensor, " children"]
+    """Whether they are below an end of the text."""
+    expanded: Bool[Tensor, " children"]
+    slots: Int[Tensor, " children"]
+
+
 class TensorPool:
     """The candidates of one step, row 0 the root, as a `CandidatePool` has them, and places for those that are not."""
 
-    def __init__(self, root: Int[Tensor, ""], ends: Bool[Tensor, " vocab"] | None = None) -> None:
-        """`ends`: the tokens at which the text ends; nothing below them goes into the tree."""
-        self.device, self.depth, self._ends = root.device, 0, ends
+    def __init__(self, root: Int[Tensor, ""]) -> None:
+        self.device, self.depth, self.slots = root.device, 0, 0
         nothing = torch.zeros(1, dtype=torch.long, device=self.device)
         no, nowhere = nothing.bool(), torch.zeros(1, dtype=torch.float64, device=self.device)
-        self._parts: list[list[Tensor]] = [[root[None]], [nothing], [nowhere], [no], [no], [nothing]]
-        self._sizes = [1]
-        self.rows, self.live, self._paths, self._over = nothing, ~no, nowhere, no
-        """Of the frontier: pool rows, whether they are there, path log-probabilities, what ends with them."""
-        self.slots = 0
-        """Rows of the frontiers so far, without the root."""
+        self.front = Frontier(nothing, ~no, nowhere, no, root[None], nothing, (~no[0]).long(), nothing[0])
+        self._layers = [Layer(root[None], nothing, nowhere, no, no, nothing)]
 
-    def above(self, dtype: torch.dtype) -> Float[Tensor, " frontier"]:
-        """Path log-probabilities of the frontier; -inf for rows that are not there."""
-        return torch.where(self.live, self._paths, -math.inf).to(dtype)
-
-    def add(self, children: Children, tokens: Int[Tensor, " children"]) -> Float[Tensor, " children"]:
-        """Store a layer; return its path log-probabilities."""
-        # A child never exceeds its parent, whatever the rounding.
-        paths = torch.minimum(children.paths.double(), self._paths[children.rows])
+    def take(self, layer: Layer, front: Frontier | None) -> None:
+        """Store a layer; `front`: what is drafted below next."""
+        self._layers.append(layer)
         self.depth += 1
-        self._newest = tokens, children.rows, paths, self._over[children.rows]
-        none = torch.zeros_like(tokens)
-        layer = tokens, self.rows[children.rows], paths, self._newest[3], none.bool(), none
-        for part, more in zip(self._parts, layer, strict=True):
-            part.append(more)
-        self._sizes.append(len(tokens))
-        return paths
-
-    def expand(self, expanded: Expanded) -> tuple[Int[Tensor, " frontier"], Int[Tensor, " frontier"]]:
-        """Make some of the newest layer the frontier; return their tokens, and their parents' rows in the last one."""
-        places, live = expanded
-        tokens, rows, paths, over = (part[places] for part in self._newest)
-        marks = self._parts[4][-1].scatter(0, places, live)
-        slots = torch.arange(self.slots, self.slots + len(places), device=self.device)
-        self._parts[4][-1], self._parts[5][-1] = marks, self._parts[5][-1].scatter(0, places, slots)
-        self.slots += len(places)
-        self.rows, self.live, self._paths = sum(self._sizes[:-1]) + places, live, paths
-        self._over = over if self._ends is None else over | self._ends[tokens]
-        return tokens, rows
+        if front is not None:
+            self.front, self.slots = front, self.slots + len(front.rows)
 
     def close(self) -> None:
         """All candidates are there: put the layers together."""
-        self.tokens, self.parents, self.paths, self.over, self.expanded, self.slot_of = map(torch.cat, self._parts)
-        layers = zip(self._sizes, range(len(self._sizes)), strict=True)
-        self.depths = torch.cat([torch.full((size,), depth, device=self.device) for size, depth in layers])
+        layers = self._layers
+        self.tokens, self.parents, self.paths, self.over, self.expanded, self.slot_of = map(
+            torch.cat, zip(*layers, strict=True)
+        )
+        depths = [torch.full_like(layer.tokens, depth) for depth, layer in enumerate(layers)]
+        self.depths = torch.cat(depths)
         self.draft_rows = torch.where(self.expanded | (self.depths == 0), self.expanded.cumsum(0), -1)
 
     def best(self, nodes: int) -> Selected:

@@ -4,7 +4,8 @@ Owns the shapes of a step's forwards, and what comes of them on the device. Back
 compute all others. Knows nothing of what the host gives, reads and notes (`device_step.py`), and of when a text ends.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,15 +14,16 @@ from torch import Tensor
 from opt_tree.backend import Backend, Inputs
 from opt_tree.backends.tensor_drafter import Behind, Rows, TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
-from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
+from opt_tree.backends.tensor_pool import Frontier, Layer, TensorPool, TensorTree, tree_of
 from opt_tree.model import Model
 from opt_tree.random import noise_from
 from opt_tree.sampling import Sampling
 from opt_tree.target import Output
 from opt_tree.tree import Tree
 
-FACTS = 3
-"""The length of the target's context, that of the drafter's with its missing rows, and the root."""
+FACTS = 5
+"""How many rows the drafter lacks, the length of the target's context, that of the drafter's with these rows, the root,
+and at which of the starts its noise begins."""
 
 
 class Shape(NamedTuple):
@@ -40,9 +42,10 @@ class Given(NamedTuple):
     """The tensors of a step, on the device."""
 
     numbers: Int[Tensor, " numbers"]
-    """One upload: the drafter's missing rows (tokens, positions, slots), lengths and root, what else it sends, starts
-    of the noise."""
+    """The tokens that the drafter lacks, behind padding; `FACTS`; what else it sends; starts of the noise, none or
+    twice as many as there are depths."""
     features: Float[Tensor, "rows hidden"] | None
+    """What the drafter's rows carry, behind padding."""
     ends: Bool[Tensor, " vocab"] | None
 
 
@@ -56,6 +59,70 @@ class Left(NamedTuple):
     """The processed logits."""
     features: dict[int, Float[Tensor, "path hidden"]]
     """Those of the accepted path, its last row over and over."""
+    next: Given
+    """What the next step begins with, but for starts and ends."""
+
+
+class Verdict(NamedTuple):
+    """What came of a tree."""
+
+    path: Int[Tensor, " path"]
+    """The accepted rows, the last one over and over."""
+    count: Int[Tensor, ""]
+    """How many of them were drafted."""
+    told: Int[Tensor, " numbers"]
+    """See `Left`."""
+    emitted: Int[Tensor, " path"]
+    """The emitted tokens, the target's own over and over."""
+    latest: Int[Tensor, " rows"]
+    """Places of the emitted tokens that a drafter may lack next, behind any for padding."""
+    facts: Int[Tensor, " facts"]
+    """`FACTS` of the next step."""
+
+
+def judged(
+    tree: TensorTree,
+    scores: Float[Tensor, "rows vocab"],
+    starts: Int[Tensor, " depths"],
+    lengths: Int[Tensor, " 2"],
+    sizes: tuple[int, int, bool],
+) -> Verdict:
+    """Judge a tree by the target's own tokens: its argmax, or the draw of `match` where the noise's starts are there.
+
+    Arguments:
+        lengths: of both contexts, the drafter's with the rows that it lacked.
+        sizes: layers of the tree, how many rows the drafter lacks at most, and whether rows of accepted nodes stay
+            with it.
+    """
+    limit, most, keeps_rows = sizes
+    if len(starts):
+        noise = noise_from(starts, scores.shape[1])
+        choice = (noise[tree.depths] / scores.softmax(-1)).argmin(-1)
+    else:
+        choice = scores.argmax(-1)
+    path, count = tree.walk(choice, limit)
+    token, leaf, new = choice[path[-1:]], path[-1:], count[None] + 1
+    steps, back = (torch.arange(*ends, device=path.device) for ends in ((0, limit + 1), (-most, 0)))
+    emitted = torch.where(steps < count, tree.tokens[torch.cat([path[1:], leaf])], token)
+    # A model lacks its own token, and the last node if nothing was drafted below it.
+    lacks = (tree.draft_rows[leaf] < 0) + 1 if keeps_rows else new.clamp(max=most)
+    told = torch.cat([*tree.told(), path, count[None], token])
+    facts = torch.cat([lacks, lengths + new, token, new])
+    return Verdict(path, count, told, emitted, (new + back).clamp(min=0), facts)
+
+
+def chosen(growth: Growth, pool: TensorPool, limit: int) -> TensorTree:
+    """The tree of a pool whose candidates are all there."""
+    pool.close()
+    return tree_of(pool, growth.select(pool), limit)
+
+
+class Glue(NamedTuple):
+    """What lies between the forwards of a step, as functions of tensors: as they are here, or compiled."""
+
+    layer: Callable[..., tuple[Layer, Frontier | None]] = Growth.layer
+    chosen: Callable[..., TensorTree] = chosen
+    judged: Callable[..., Verdict] = judged
 
 
 class TensorStep:
@@ -66,7 +133,10 @@ class TensorStep:
         self.target, self.drafter, self.growth, self.layers = target, drafter, growth, layers
         self.catching_up = drafter.catching_up(layers)
         """Rows that the drafter can lack after a step."""
+        self.models = [lm for lm in (target, drafter.lm) if lm is not None]
         self._shapes: dict[tuple[Backend, int, int], tuple[int, int]] = {}
+        self._slots: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self.glue = Glue()
 
     def shape(self, lm: Model, rows: int, slot: int) -> tuple[int, int]:
         """`Backend.shape`, asked once."""
@@ -77,59 +147,57 @@ class TensorStep:
 
     def slots(self, limit: int) -> tuple[int, int]:
         """How many rows the target's and the drafter's caches get in a step of so many layers, padding included."""
-        drafter, own = self.drafter, self.shape(self.target, 1 + self.growth.nodes, 0)[0] + 1
-        if drafter.lm is None:
-            return own, self.catching_up + drafter.room(self.growth, limit) + 1
-        widest = self.shape(drafter.lm, drafter.widest(self.growth, self.layers), 0)[0]
-        return own, self.catching_up + drafter.room(self.growth, limit) + widest + 1
+        asked = limit, *(lm.backend for lm in self.models)
+        if asked not in self._slots:
+            drafter, own = self.drafter, self.shape(self.target, 1 + self.growth.nodes, 0)[0] + 1
+            widest = drafter.widest(self.growth, self.layers)
+            wide = 0 if drafter.lm is None else self.shape(drafter.lm, widest, 0)[0]
+            self._slots[asked] = own, self.catching_up + drafter.room(self.growth, limit) + wide + 1
+        return self._slots[asked]
 
     def launch(self, shape: Shape, given: Given) -> Left:
         """Compute a step: tensors from tensors. What the caches say of their pending rows means nothing behind it."""
         target, most, sent = self.target, self.catching_up, given.numbers
-        missing, sent = sent[: 3 * most].view(3, most), sent[3 * most :]
-        # The lengths of both contexts, the drafter's with its missing rows, and the root.
-        (before, length, root), sent = sent[:FACTS].unbind(), sent[FACTS:]
-        own = self.drafter.sends(self.layers)
+        tokens, sent = sent[:most], sent[most:]
+        (rows, before, length, root, first), sent = sent[:FACTS].unbind(), sent[FACTS:]
+        own, steps = self.drafter.sends(self.layers), torch.arange(shape.limit + 1, device=target.device)
         more, starts = sent[:own], sent[own:]
-        context = missing, given.features, length, root, more, self.growth.nodes
+        if len(starts):
+            starts = starts[first + steps]
+        back = torch.arange(-most, 0, device=target.device)
+        there, places = back >= -rows, length + back
+        # Padding goes where nobody looks.
+        numbers = tokens, torch.where(there, places, 0), torch.where(there, places, shape.keys[1] - 1)
+        context = torch.stack(numbers), given.features, length, root, more, self.growth.nodes
         behind = Behind(self.forward, shape.keys[1], *context)
         pool = self._grow(behind, shape, given)
-        tree = tree_of(pool, self.growth.select(pool), shape.limit)
+        tree = self.glue.chosen(self.growth, pool, shape.limit)
         output = self._score(tree, before, shape.keys[0])
         # Nothing that is carried looks at the tree: it only says how many rows there are.
-        rows = Tree.of([0] * len(tree.tokens), [-1] + [0] * (len(tree.tokens) - 1))
-        scores = shape.sampling.process(output.logits, rows, [])
-        choice = self._own(scores, tree.depths, starts)
-        path, count = tree.walk(choice, shape.limit)
-        steps = torch.arange(shape.limit + 1, device=target.device)
+        sizes = Tree.of([0] * len(tree.tokens), [-1] + [0] * (len(tree.tokens) - 1))
+        scores = shape.sampling.process(output.logits, sizes, [])
+        kept = self.drafter.keeps_rows
+        found = self.glue.judged(tree, scores, starts, torch.stack([before, length]), (shape.limit, most, kept))
+        path = found.path
         _move(target, before + steps, before + path)
-        if self.drafter.lm is not None and self.drafter.keeps_rows and pool.slots:
+        if self.drafter.lm is not None and kept and pool.slots:
             _move(self.drafter.lm, length + steps[:-1], length + tree.slots[path[1:]])
-        told = torch.cat([*tree.told(), path, count[None], choice[path[-1:]]])
-        return Left(told, output.logits, scores, {layer: one[path] for layer, one in output.features.items()})
+        features = {layer: one[path] for layer, one in output.features.items()}
+        again = self.drafter.sent_after(more, found.emitted, found.count)
+        numbers = torch.cat([self.drafter.known(found.emitted[found.latest]), found.facts, again])
+        given = Given(numbers, self.drafter.carried(features, found.latest), None)
+        return Left(found.told, output.logits, scores, features, given)
 
     def _grow(self, behind: Behind, shape: Shape, given: Given) -> TensorPool:
         """Draft all layers."""
-        pool, growth, drafter = TensorPool(behind.root, given.ends), self.growth, self.drafter
+        pool, growth, drafter, front = TensorPool(behind.root), self.growth, self.drafter, None
         growth.begin(pool.device)
-        values = drafter.begin(behind)
-        while True:
-            children = growth.pick(values, pool.above(values.dtype))
-            paths = pool.add(children, drafter.names(children))
-            expanded = growth.expand(paths, pool.depth) if pool.depth < shape.limit else None
-            if expanded is None:
-                pool.close()
-                return pool
-            values = drafter.below(pool, *pool.expand(expanded))
-
-    def _own(
-        self, scores: Float[Tensor, "rows vocab"], depths: Int[Tensor, " rows"], starts: Int[Tensor, " depths"]
-    ) -> Int[Tensor, " rows"]:
-        """The target's own token at every row of a tree: its argmax, or the draw of `match` where noise is there."""
-        if not len(starts):
-            return scores.argmax(-1)
-        noise = noise_from(starts, scores.shape[1])
-        return (noise[depths] / scores.softmax(-1)).argmin(-1)
+        while pool.depth == 0 or front is not None:
+            values = drafter.begin(behind) if front is None else drafter.below(pool, front.tokens, front.above)
+            depth, vocabulary = pool.depth + 1, (drafter.names, given.ends)
+            layer, front = self.glue.layer(growth, pool.front, values, vocabulary, depth, depth >= shape.limit)
+            pool.take(layer, front)
+        return pool
 
     def _score(self, tree: TensorTree, before: Int[Tensor, ""], keys: int) -> Output:
         """Score the tree behind the target's context of `before` tokens."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from opt_tree.answers import LogProbs
 from opt_tree.backends.tensor_drafter import Behind, TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
-from opt_tree.backends.tensor_pool import Children, TensorPool
+from opt_tree.backends.tensor_pool import TensorPool
 from opt_tree.methods.drafters.combined.copying import Copying, mixed
 from opt_tree.methods.drafters.combined.grafted import Grafted, Joined
 from opt_tree.target import Forward
@@ -58,6 +58,23 @@ class JoinedTensors(TensorDrafter):
         self._own = self.model.sends(layers)
         return np.concatenate([part.sent(context, layers, device) for part in (self.model, self.table)])
 
+    def goes_on(self, length: int, layers: int, vocab: int) -> bool:
+        return self.drafter.drafter.room(length) > 0 and self.table.goes_on(length, layers, vocab)
+
+    def known(self, tokens: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        return self.model.known(tokens)
+
+    def carried(
+        self, features: dict[int, Float[Tensor, "path hidden"]], rows: Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows wide"] | None:
+        return self.model.carried(features, rows)
+
+    def sent_after(
+        self, more: Int[Tensor, " numbers"], emitted: Int[Tensor, " path"], accepted: Int[Tensor, ""]
+    ) -> Int[Tensor, " numbers"]:
+        parts = (self.model, more[: self._own]), (self.table, more[self._own :])
+        return torch.cat([part.sent_after(sent, emitted, accepted) for part, sent in parts])
+
     def held(self) -> tuple[Any, ...]:
         return self.model.held() + self.table.held()
 
@@ -94,8 +111,9 @@ class GraftedTensors(JoinedTensors):
         self._asked = self.table
         return self.table.below(pool, tokens, above)
 
-    def names(self, children: Children) -> Int[Tensor, " children"]:
-        return self._asked.names(children)
+    @property
+    def names(self) -> Int[Tensor, "*frontier columns"] | None:
+        return self._asked.names
 
 
 class CopyingTensors(JoinedTensors):
@@ -119,5 +137,6 @@ class CopyingTensors(JoinedTensors):
         self._named = found.tokens
         return found.values
 
-    def names(self, children: Children) -> Int[Tensor, " children"]:
-        return self._named[children.rows, children.columns]
+    @property
+    def names(self) -> Int[Tensor, "nodes named"]:
+        return self._named

@@ -17,7 +17,7 @@ from opt_tree.backends.tensor_drafter import Behind, Rows, TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool
 from opt_tree.methods.drafters.heads.blocks import BlockDrafter
-from opt_tree.methods.drafters.heads.eagle import warn_beyond
+from opt_tree.methods.drafters.heads.eagle import LAST, warn_beyond
 from opt_tree.methods.drafters.heads.one_pass import OnePass
 from opt_tree.methods.drafters.heads.parallel_spec import ParallelSpecDrafter
 from opt_tree.target import Forward
@@ -60,6 +60,11 @@ class OfDepths(TensorDrafter):
         return Forward(
             None, np.zeros(count, dtype=int), np.arange(end - count, end), np.tri(count, dtype=bool), features
         )
+
+    def carried(
+        self, features: dict[int, Float[Tensor, "path hidden"]], rows: Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows wide"] | None:
+        return features[LAST][rows]
 
     def launched(self) -> None:
         self.drafter.ran(self._seconds)
@@ -114,6 +119,11 @@ class OfBlock(OfDepths):
             drafter.run(send(np.array(context[-1:]), drafter.target.device), len(context))
         return self._rows(len(context) - 1, drafter.waiting)
 
+    def carried(
+        self, features: dict[int, Float[Tensor, "path hidden"]], rows: Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows wide"] | None:
+        return self.drafter.inputs(features)[rows]
+
     def launched(self) -> None:
         super().launched()
         self.drafter.took_in()
@@ -129,6 +139,7 @@ class OfBlock(OfDepths):
         }
         drafter.cache.open(len(slots) + len(own), behind.keys, torch.cat([slots, places]))
         states = drafter.fill_in(root, behind.features, torch.cat([positions, places]), masks)
+        drafter.cache.truncate(drafter.cache.length)  # which rows stay is said when the step is taken (`launched`)
         return drafter.scores(states, root)
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
@@ -165,6 +176,14 @@ class Masked(OfDepths):
 
     def catching_up(self, layers: int) -> int:
         return layers + 1
+
+    def known(self, tokens: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        return torch.where(tokens < self.drafter.eagle.vocab, tokens, 0)
+
+    def carried(
+        self, features: dict[int, Float[Tensor, "path hidden"]], rows: Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows wide"] | None:
+        return self.drafter.eagle.inputs(features)[rows]
 
     def launched(self) -> None:
         """Its model counts."""

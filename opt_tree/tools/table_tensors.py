@@ -1,13 +1,13 @@
 """Tables on tensors: what a store and the text at hand say of many tails at once (`interpolate`), at no read.
 
-Owns the arrays on the device. The text at hand is its tokens alone: every tail is compared with every place of it. Its
+Owns the text on the device, its tokens alone: every tail is compared with every place of it. Its
 columns are the places where a token first stands; a store's followers that the text has not have columns behind them.
 All lengths of a match are computed at once, the longest first. Candidates come in the host's order, so that ties are
 the host's. Probabilities are float64, as the host's: of two that float32 would round to one, the host knows the better.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,65 +16,16 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from opt_tree.backends.tensor_drafter import Behind, TensorDrafter
-from opt_tree.backends.tensor_pool import Children, TensorPool
+from opt_tree.backends.tensor_pool import TensorPool
 from opt_tree.methods.drafters.tables.ngram import LEAST, Interpolated
-from opt_tree.methods.drafters.tables.store import FACTOR, FOLLOWERS, Store, StoreDrafter
+from opt_tree.methods.drafters.tables.store import StoreDrafter
+from opt_tree.tools.store_tensors import LATE, StoreTensors
 from opt_tree.tree import send
 
-_LEAST_PLACES, _LEAST_VOCAB = 256, 1 << 16
-_SIGN = -(1 << 63)
-_LATE, _NEVER = 1 << 32, 1 << 62
-"""More than a text has tokens, and a row followers; more than any rank, and any place."""
+_LEAST_PLACES, _LEAST_VOCAB = 256, 1 << 18
+_NEVER = 1 << 62
+"""More than any rank, and any place."""
 _LITTLE = math.nextafter(LEAST, 0)
-
-
-class Followers(NamedTuple):
-    """Of some tails, what followed their last tokens in a store, the longest run of these first."""
-
-    totals: Int[Tensor, "tails order"]
-    tokens: Int[Tensor, "tails order followers"]
-    counts: Int[Tensor, "tails order followers"]
-    there: Bool[Tensor, "tails order followers"]
-
-
-class StoreTensors:
-    """A store on the device: a row a run of tokens, with its followers in one array behind those of the row before."""
-
-    def __init__(self, store: Store, device: torch.device) -> None:
-        keys, first, totals, tokens, counts = (array.astype(np.uint64).view(np.int64) for array in store.arrays)
-        sizes, summed = np.diff(first).clip(max=FOLLOWERS), np.append(0, counts.cumsum())
-        totals = np.maximum(totals, summed[first[:-1] + sizes] - summed[first[:-1]])
-        row = np.arange(len(keys)).repeat(np.diff(first))
-        kept = (np.arange(len(row)) - first[row] < FOLLOWERS) & (tokens < store.vocab)
-        sizes = np.bincount(row[kept], minlength=len(keys))
-        self.bits, self._flip = store.bits, _SIGN if store.bits == 64 else 0
-        rows = np.stack([keys ^ self._flip, sizes.cumsum() - sizes, sizes, totals], 1)
-        # A search may end behind the last row, and a row's followers are read as if there were as many as may be.
-        self._rows = send(np.pad(rows, ((0, 1), (0, 0))), device)
-        self._keys = self._rows[:-1, 0].contiguous()
-        entries = np.pad(np.stack([tokens[kept], counts[kept]], 1), ((0, FOLLOWERS), (0, 0)))
-        small = entries.max() < 1 << 31
-        self._entries = send(entries.astype(np.int32 if small else np.int64), device)
-        self._each, order = torch.arange(FOLLOWERS, device=device), store.order
-        self.ranks = torch.arange(order, device=device)[:, None] * (2 * _LATE) + self._each
-        """In the host's order; a match's followers in the text come behind them."""
-        # A run's hash is a sum modulo 2^64: its newest token times FACTOR as often as the run is long, and so on.
-        power = [0] * order + [pow(FACTOR, times, 1 << 64) for times in range(1, order + 1)]
-        powers = np.array([power[order - begin :][:order] for begin in range(order)], dtype=np.uint64)
-        self._powers = send(powers.view(np.int64), device)
-
-    def read(self, tails: Int[Tensor, "tails order"]) -> Followers:
-        """What followed the last `order`, ..., 2, 1 tokens of each tail; a number below 0 stands before a text.
-
-        Keys are those of `hashes`.
-        """
-        states = ((tails + 1)[:, None] * self._powers).sum(2)
-        keys = (states >> 64 - self.bits & (1 << self.bits) - 1) if self.bits < 64 else states ^ self._flip
-        rows = self._rows[torch.searchsorted(self._keys, keys)]
-        known = (rows[..., 0] == keys) & (tails >= 0)
-        first, sizes, totals = (rows[..., 1:] * known[..., None]).unbind(-1)
-        tokens, counts = self._entries[first[..., None] + self._each].unbind(-1)
-        return Followers(totals, tokens, counts, self._each < sizes[..., None])
 
 
 class TextTensors:
@@ -139,9 +90,10 @@ class Tabled(TensorDrafter):
                 self._store = StoreTensors(drafter.store, device)
         whole = context if drafter.weight else []
         new, text, same = whole[self._known :], self._text, self._counts is drafter.text.counts
-        if text is None or not text.fits(len(whole) + room, max(new if same else whole, default=0)):
+        # The step behind this one may be launched before it is known how many tokens this one brings.
+        if text is None or not text.fits(len(whole) + 2 * room, max(new if same else whole, default=0)):
             most = max(vocab, 2 ** max(whole, default=0).bit_length())
-            places = max(_LEAST_PLACES, 2 ** (len(whole) + room).bit_length())
+            places = max(_LEAST_PLACES, 2 ** (len(whole) + 2 * room).bit_length())
             text, same = TextTensors(places, most, device), False
             self._beta = send(np.array(drafter.beta[::-1]), device)
         if not same or len(new) > room:
@@ -155,6 +107,22 @@ class Tabled(TensorDrafter):
         self._known += len(new)
         return numbers
 
+    def goes_on(self, length: int, layers: int, vocab: int) -> bool:
+        text, known = self._text, length if self.drafter.weight else 0
+        return text is not None and text.fits(known + layers + 1, vocab - 1)
+
+    def sent_after(
+        self, more: Int[Tensor, " numbers"], emitted: Int[Tensor, " path"], accepted: Int[Tensor, ""]
+    ) -> Int[Tensor, " numbers"]:
+        order, device = self.drafter.order, more.device
+        tail = torch.cat([more[1 : 1 + order], emitted])[accepted + 1 + torch.arange(order, device=device)]
+        known, new = more[:1], torch.full_like(more[1 + order :], -2)
+        if self.drafter.weight:
+            known = known + (more[1 + order :] >= 0).sum()
+            there = torch.arange(len(emitted), device=device) <= accepted
+            new[: len(emitted)] = torch.where(there, emitted, -2)
+        return torch.cat([known, tail, new])
+
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
         order, text, device = self.drafter.order, self._text, behind.more.device
         assert text is not None
@@ -164,7 +132,7 @@ class Tabled(TensorDrafter):
         self._tokens, self._where = text.tokens[: behind.keys if self.drafter.weight else 0], text.where
         places = torch.arange(len(self._tokens), device=device)
         self._first = torch.where(self._tokens < 0, places, self._where[self._tokens.clamp(min=0)])
-        self._late, self._lengths = places + _LATE, torch.arange(order, 0, -1, device=device)
+        self._late, self._lengths = places + LATE, torch.arange(order, 0, -1, device=device)
         before = places - torch.arange(1, order + 1, device=device)[:, None]
         before = torch.where(before < 0, -2, self._tokens[before.clamp(min=0)])
         self._before = torch.where(self._tokens < 0, -3, before)
@@ -177,9 +145,10 @@ class Tabled(TensorDrafter):
         self._tails = torch.cat([self._tails[above, 1:], tokens[:, None]], 1)
         return self._look_up()
 
-    def names(self, children: Children) -> Int[Tensor, " children"]:
+    @property
+    def names(self) -> Int[Tensor, "tails columns"]:
         """What was named last, a row a tail."""
-        return self.named[children.rows, children.columns]
+        return self.named
 
     def _look_up(self) -> Float[Tensor, "tails columns"]:
         """Return what may follow each tail: as many of its best tokens as matter, in the host's order."""
@@ -214,7 +183,7 @@ class Tabled(TensorDrafter):
         seen.mul_(weight).mul_(scale[..., None])
         ranks, at = torch.full_like(named, _NEVER), order - length
         counted = torch.constant_pad_nd(scale, (0, 1)).gather(1, at) > 0
-        rank = torch.where(counted, at * (2 * _LATE) + self._late, _NEVER)
+        rank = torch.where(counted, at * (2 * LATE) + self._late, _NEVER)
         ranks.scatter_reduce_(1, self._first.expand(count, -1), rank, "amin")
         if self._store is not None:
             columns, worth = self._columns(tokens, there), counts * scale[..., None]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, CONTEXT, VOCAB, build, perturbed, prompt, tiny, tiny_drafter, tiny_head
+from torch._dynamo.utils import counters
 
 sys.path.append(str(Path(__file__).parents[1] / "drafters"))
 from methods.drafters.test_blocks import block_of, drawn, dspark_of
@@ -21,7 +22,8 @@ from methods.drafters.test_parallel_spec import SOME, head_of
 
 from opt_tree import Buckets, Sampling, Stop, generate_batch
 from opt_tree.backends.device_decoder import DEVICE, DeviceDecoder
-from opt_tree.backends.device_step import Asked
+from opt_tree.backends.device_step import Asked, DeviceStep
+from opt_tree.backends.fused import fused_glue
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.generation import Generation
@@ -106,6 +108,16 @@ def network(architecture: str, dtype: torch.dtype, drafts: bool = False) -> Any:
     return copy.deepcopy(tiny_drafter(architecture) if drafts else tiny(architecture)).to(dtype)
 
 
+def _find_room(step: DeviceStep, shape: Any) -> bool:
+    return all(keys <= lm.cache.capacity for lm, keys in zip(step.models, shape.keys, strict=False))
+
+
+@pytest.fixture(autouse=True)
+def steps_are_launched_ahead(monkeypatch):
+    """Wherever they can be, as captured ones are: the first of a text and the last ones never."""
+    monkeypatch.setattr(DeviceStep, "pays", _find_room)
+
+
 def decoder_of(
     drafter: str = "lm",
     policy: Any = OPT,
@@ -130,12 +142,17 @@ def same(found: Generation, host: Generation, close: float = 1e-9) -> None:
 
 
 def compare(decoder: Decoder, text: list[int] = TEXT, new: int = NEW, **how: Any) -> tuple[Generation, DeviceDecoder]:
-    """The answer of both kinds of steps, which are to be the same; most are to be taken on the device."""
+    """The answer of both kinds of steps, which are to be the same; most are to be taken on the device, and launched
+    ahead where the end is far.
+    """
     device = on_device(decoder)
     found = device.generate(text, new, **how)
     close = 1e-3 if decoder.target.dtype == torch.float32 else 1e-9
     same(found, decoder.generate(text, new, **how), close)
     assert device.taken[DEVICE] >= len(found.steps) - 1 > 0 and device.taken.total() == len(found.steps)
+    ends = new - 2 * min(5, decoder.policy.max_depth) - 2  # behind so many tokens layers may be fewer
+    known = list(itertools.accumulate(found.accept_lengths[:-1], initial=0))
+    assert device.ahead >= sum(length < ends for length in known) // 2
     return found, device
 
 
@@ -245,13 +262,14 @@ def test_a_text_that_ends_at_a_token(drafter, sampling):
 @pytest.mark.quick("lm")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "parallelspec", "medusa"])
 def test_a_conversation_goes_on_from_its_cache(drafter):
-    """Both ways take turns on the same models: each leaves them as the other would."""
+    """Both ways take turns on the same models: each leaves them as the other would, a step on its way behind it."""
     text = {}
     for order in ("host", "device", "device, host", "host, device"):
         host = decoder_of(drafter)
         made = {"host": host, "device": on_device(host)}
         first, *_, second = [*order.split(", "), *order.split(", ")][:2]
-        begun = made[first].generate(TEXT, 10)
+        begun = made[first].generate(TEXT, 40, stop=lambda tokens: "enough" if len(tokens) == 10 else None)
+        assert first == "host" or made["device"]._coming
         again = made[second].generate([*TEXT, *begun.tokens, *prompt(6, seed=8)], 10, reuse=True)
         assert again.reused > len(TEXT)
         text[order] = begun.tokens, again.tokens, again.reused, again.accept_lengths
@@ -345,11 +363,80 @@ def test_both_caches_hold_what_a_prefill_leaves():
 
 
 @pytest.mark.slow
+def test_compiled_between_its_forwards_a_step_is_the_same():
+    """Each function is one graph, of which the middle layers share one. By no code generator; by Inductor's C++:
+    `experiments.host_time --fused`.
+    """
+    decoder, found = decoder_of("eagle, fewer tokens", OptTree(12, 0.0, 5)), []
+    torch._dynamo.reset()
+    for compiled in (False, True):
+        device, graphs = on_device(decoder), counters["stats"]["unique_graphs"]
+        if compiled:
+            device._tensor_step().glue = fused_glue(backend="eager", fullgraph=True)
+        found.append(list(itertools.islice(device.steps(TEXT), 3)))
+    assert counters["stats"]["unique_graphs"] - graphs == 5
+    for mine, theirs in zip(*found, strict=True):
+        assert mine.tree.tokens.tolist() == theirs.tree.tokens.tolist() and mine.path == theirs.path
+        assert np.array_equal(mine.tree.path_log_probs, theirs.tree.path_log_probs)
+
+
+@pytest.mark.slow
 def test_steps_one_by_one():
     decoder = decoder_of("eagle")
     found = list(on_device(decoder).steps(TEXT, NEW))
     host = list(decoder.steps(TEXT, NEW))
     assert [step.tokens for step in found] == [step.tokens for step in host]
+
+
+@pytest.mark.parametrize("drafter", ["lm", "eagle", "medusa", "dspark"])
+def test_whoever_leaves_a_text_leaves_nothing_of_a_step_on_its_way(drafter):
+    decoder = decoder_of(drafter)
+    device = on_device(decoder)
+    for begun in range(3):
+        steps = device.steps(TEXT, 40)
+        left = list(itertools.islice(steps, begun + 1))
+        assert device._coming and all(
+            lm.length < len(TEXT) + sum(len(one.tokens) for one in left) for lm in device.models
+        )
+        same(device.generate(prompt(14, seed=begun), NEW), decoder.generate(prompt(14, seed=begun), NEW))
+
+
+@pytest.mark.parametrize("change", ["room", "scale", "another drafter"])
+def test_a_step_on_its_way_is_dropped_when_another_one_is_to_be_taken(change):
+    """Between two steps the caller may do anything."""
+    decoder, steps = decoder_of(), []
+    device, host = on_device(decoder), decoder_of()
+    for one in (device, host):
+        taken = one.steps(TEXT, 30)
+        steps.append(list(itertools.islice(taken, 3)))
+        if change == "room":
+            one.target.cache.reserve(4 * one.target.cache.capacity)
+        elif change == "scale":
+            one.drafter.scale = 0.5
+            one.drafter.drafted.scale.fill_(0.5)
+        else:
+            one.drafter = copy.copy(one.drafter)
+        ahead = device.ahead
+        steps[-1] += itertools.islice(taken, 1)
+        assert one is host or (ahead and device.ahead == ahead)
+        steps[-1] += taken
+    for mine, theirs in zip(*steps, strict=True):
+        assert mine.tree.tokens.tolist() == theirs.tree.tokens.tolist() and mine.tokens == theirs.tokens
+        assert mine.expected_accepted == pytest.approx(theirs.expected_accepted)
+
+
+@pytest.mark.parametrize("drafter", ["lm", "eagle", "parallelspec", "dspark"])
+def test_a_step_that_nobody_takes_is_not_counted(drafter, monkeypatch):
+    """What steps and models have done is what they do where none is launched ahead."""
+    seen = []
+    for ahead in (True, False):
+        monkeypatch.setattr(DeviceStep, "pays", _find_room if ahead else lambda step, shape: False)
+        device = on_device(decoder_of(drafter))
+        found = device.generate(TEXT, 40, stop=lambda tokens: "enough" if len(tokens) > 9 else None)
+        assert bool(device.ahead) == ahead
+        work = [one.work[:2] for one in (device.target, device.drafter)]
+        seen.append([work, *((step.draft_forwards, step.draft_tokens) for step in found.steps)])
+    assert seen[0] == seen[1]
 
 
 def test_logits_that_are_no_numbers_are_refused():
@@ -411,7 +498,7 @@ def test_a_step_refuses_more_rows_than_its_shape_has():
     step = device._tensor_step()
     forward = device.drafter.lm.text([1, 2, 3])
     with pytest.raises(ValueError, match="catches up with 1 to 2 rows of the drafter, got 3"):
-        step.run(Asked(forward, 3, np.arange(0), 2, Sampling(), np.arange(0)))
+        step.begin(Asked(forward, 3, np.arange(0), 2, Sampling(), np.arange(0)))
 
 
 def test_whole_numbers_may_be_written_as_fractions():

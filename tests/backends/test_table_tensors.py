@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from backends.test_device_step import DRAFTERS, DRAWN, ONE_PASS, network, same
+from backends.test_device_step import DRAFTERS, DRAWN, ONE_PASS, network, same, steps_are_launched_ahead  # noqa: F401
 from backends.test_tensor_pool import POLICIES
 from tiny_models import VOCAB, prompt, tiny
 

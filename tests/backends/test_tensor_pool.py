@@ -53,18 +53,16 @@ def on_tensors(policy: TreePolicy, law: Law, limit: int, ends: frozenset[int] = 
     growth = growth_of(policy, columns)
     assert isinstance(growth, Growth)
     marks = torch.tensor([token in ends for token in range(columns)])
-    pool = TensorPool(torch.tensor(ROOT), marks if ends else None)
+    pool, front = TensorPool(torch.tensor(ROOT)), None
     growth.begin(pool.device)
     paths: list[tuple[int, ...]] = [()]
     while True:
-        values = torch.stack([law(path) for path in paths])
-        children = growth.pick(values, pool.above(values.dtype))
-        found = pool.add(children, children.columns)
-        expanded = growth.expand(found, pool.depth) if pool.depth < limit else None
-        if expanded is None:
+        values, depth = torch.stack([law(path) for path in paths]), pool.depth + 1
+        layer, front = growth.layer(pool.front, values, (None, marks if ends else None), depth, depth >= limit)
+        pool.take(layer, front)
+        if front is None:
             break
-        tokens, above = pool.expand(expanded)
-        paths = [(*paths[row], token) for row, token in zip(above.tolist(), tokens.tolist(), strict=True)]
+        paths = [(*paths[row], token) for row, token in zip(front.above.tolist(), front.tokens.tolist(), strict=True)]
         assert pool.slots <= growth.room(limit) and len(paths) <= growth.widest
     pool.close()
     tree = tree_of(pool, growth.select(pool), limit)

@@ -23,6 +23,7 @@ from evaluation.timing import interleave
 from examples import chat
 from experiments import gpu_first_light as first_light
 from opt_tree import generate_batch
+from opt_tree.backends.captured_step import CapturedStep
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.combined.grafted import Grafted
 from opt_tree.methods.drafters.heads.blocks import BlockDrafter
@@ -37,6 +38,7 @@ from opt_tree.tools import step_costs
 from opt_tree.tools.on_device import on_device
 from opt_tree.tools.presets import PRESETS, plain
 from opt_tree.tools.step_costs import auto
+from pretend import device as pretended
 from pretend import graphs, waits
 from pretend.device import logged
 from pretend.waits import DRAFTERS, counted, measure, measure_on_device, pair_with
@@ -138,26 +140,50 @@ def test_steps_on_the_device_are_those_of_a_cpu(kind):
     assert device.taken["device"] >= device.taken.total() - 1 > 0
 
 
+@pytest.fixture
+def happened(monkeypatch) -> list[str]:
+    """Launches of steps, and reads, in order."""
+    found: list[str] = []
+    launch, note = CapturedStep.launch, pretended.note
+    monkeypatch.setattr(CapturedStep, "launch", lambda *given: (found.append("launch"), launch(*given))[1])
+    monkeypatch.setattr(
+        pretended, "note", lambda *what: (found.append("read") if what[0] == "reads" else None, note(*what))[1]
+    )
+    return found
+
+
+def check_order(happened: list[str], ahead: int) -> None:
+    """Each of so many steps is launched before the one before it is read; nothing else is read."""
+    steps = happened[happened.index("launch") :]
+    assert ahead > 2 and steps[: 2 * ahead + 1] == ["launch", *["launch", "read"] * ahead], happened
+
+
 @pytest.mark.parametrize("kind, architecture, sampling", [("draft", "gemma3", DRAWN), ("eagle", "llama", Sampling())])
-def test_captured_steps_are_those_of_a_cpu(kind, architecture, sampling):
+def test_captured_steps_are_those_of_a_cpu(kind, architecture, sampling, happened):
     """From the second step of a shape on, each is one replay; the keys outgrow a bucket; the next text has graphs."""
     device, here = on_device(captured(kind, architecture)), decoder("cpu", kind, architecture)
     same(device.generate(prompt(20), 32, sampling), here.generate(prompt(20), 32, sampling))
     before, work = graphs.counts["replays"], device.target.work
-    found = device.generate(prompt(18, seed=3), 10, sampling, seed=2)
-    same(found, here.generate(prompt(18, seed=3), 10, sampling, seed=2))
+    happened.clear()
+    found = device.generate(prompt(18, seed=3), 26, sampling, seed=2)
+    check_order(happened, device.ahead)
+    same(found, here.generate(prompt(18, seed=3), 26, sampling, seed=2))
     assert graphs.counts["replays"] > before and device.target.work.forwards - work.forwards == len(found.steps) + 1
+    told = [one.generate(prompt(18, seed=3), 16, sampling, seed=2, log_probs=2) for one in (device, here)]
+    assert told[0].log_probs == pytest.approx(told[1].log_probs, abs=CLOSE) and not device.ahead
     assert found.steps[0].draft_forwards == POLICY.max_depth + 1, "the prompt's, and one a layer, which nobody ran"
 
 
 @pytest.mark.parametrize("kind", ["block", "heads and a store"])
-def test_captured_steps_of_one_pass_and_of_tables_are_those_of_a_cpu(kind, monkeypatch):
+def test_captured_steps_of_one_pass_and_of_tables_are_those_of_a_cpu(kind, monkeypatch, happened):
     """A text outgrows its places; the next one has the same graphs; other weights have others."""
     monkeypatch.setattr("opt_tree.tools.table_tensors._LEAST_PLACES", 8)
     device, here = on_device(captured(kind)), decoder("cpu", kind)
     same(device.generate(prompt(20), 12), here.generate(prompt(20), 12))
     known, before = device._step._replays, graphs.counts["replays"]
-    same(device.generate(prompt(18, seed=3), 10), here.generate(prompt(18, seed=3), 10))
+    happened.clear()
+    same(device.generate(prompt(18, seed=3), 26), here.generate(prompt(18, seed=3), 26))
+    check_order(happened, device.ahead)
     assert device._step._replays is known and graphs.counts["replays"] > before + 2
     for one in (device, here):
         head = one.drafter.block.law.markov_head if kind == "block" else one.drafter.drafter.heads.heads[0][0]
@@ -172,7 +198,7 @@ def test_captured_steps_of_one_pass_and_of_tables_are_those_of_a_cpu(kind, monke
 def test_a_captured_step_is_one_launch_and_one_read(name):
     """Beside the replay, what brings its tensors to their places."""
     found = measure_on_device(pair_with(DRAFTERS[name], captured=True), DRAWN)
-    assert found.waits == 1 and found.uploads == 1 and found.draft_launches <= 9, found
+    assert found.waits == 1 and found.uploads == 1 and found.draft_launches <= 10, found
 
 
 @pytest.mark.parametrize("change", ["weights", "layers", "room", "scale"])
@@ -211,7 +237,7 @@ def test_a_graph_that_says_something_else_is_not_taken(monkeypatch):
 
     def wrong(graph: Any) -> None:
         replay(graph)
-        for func, _, results in graph.operations[-4:]:
+        for func, _, results in graph.operations[-20:]:
             if func is torch.ops.aten.cat.default and results[0].ndim == 1:  # what the host reads
                 results[0].add_(1)
 

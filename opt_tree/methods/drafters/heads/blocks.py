@@ -105,11 +105,12 @@ class BlockDrafter(OnePass):
 
     def _begin(self, prefill: Output | None) -> None:
         nothing = torch.zeros(0, len(self.block.layers) * self.target.hidden).to(self.model.device, self.model.dtype)
-        self.waiting = nothing if prefill is None else self._inputs(prefill.features)
+        self.waiting = nothing if prefill is None else self.inputs(prefill.features)
         """What the target said of the tokens that came since its last forward."""
         self.cache.reset()
 
-    def _inputs(self, features: Mapping[int, Float[Tensor, "*tokens hidden"]]) -> Float[Tensor, "*tokens wide"]:
+    def inputs(self, features: Mapping[int, Float[Tensor, "*tokens hidden"]]) -> Float[Tensor, "*tokens wide"]:
+        """Return what the block reads of the target's features."""
         return torch.cat([features[layer].to(self.model.device, self.model.dtype) for layer in self.block.layers], -1)
 
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
@@ -194,7 +195,7 @@ class BlockDrafter(OnePass):
         self.waiting = self.waiting[:0]
 
     def accept(self, outcome: Outcome) -> None:
-        self.waiting = torch.cat([self.waiting, self._inputs(outcome.features)])
+        self.waiting = torch.cat([self.waiting, self.inputs(outcome.features)])
 
     def best(
         self, layers: tuple[int, ...], row: int, ids: Int[Tensor, "1 tokens"], states: States
