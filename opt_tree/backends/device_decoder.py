@@ -69,7 +69,8 @@ class DeviceDecoder(Decoder):
         """Starts of the noise behind so many tokens of a text."""
         self._refusal: str | None = None
         """`why` at the beginning of the text."""
-        self._made: TensorDrafter | None = None
+        self._made: tuple[Drafter | None, TensorDrafter | None] | None = None
+        """A drafter, and how it answers."""
         self._step: DeviceStep | None = None
         self._ends: tuple[Any, Tensor | None] = (), None
 
@@ -84,9 +85,9 @@ class DeviceDecoder(Decoder):
 
     def _tensors(self) -> TensorDrafter | None:
         """How the drafter answers that there is now: a copy of a decoder has another."""
-        if self._made is None or self._made.drafter is not self.drafter:
-            self._made = self._of(self.drafter)
-        return self._made
+        if self._made is None or self._made[0] is not self.drafter:
+            self._made = self.drafter, self._of(self.drafter)
+        return self._made[1]
 
     def step(self, run: Run) -> Asking[Step]:
         """Decode one step of a text, on the device if it can be."""

@@ -125,8 +125,8 @@ class DeviceStep(TensorStep):
         """
         if coming.there is not None:
             coming.there.synchronize()
-        for lm, meter in zip(self.models, coming.meters, strict=True):
-            lm.backend.meter = Meter(lm.backend.meter.work + meter.work)
+        for model, meter in zip(self.models, coming.meters, strict=True):
+            model.backend.meter = Meter(model.backend.meter.work + meter.work)
         missing, target, lm, left = asked.forward, self.target, self.drafter.lm, coming.left
         tree, verdict = read_tree(coming.told.numpy(), len(left.logits))
         kept = verdict[: int(verdict[-2]) + 1]

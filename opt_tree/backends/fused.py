@@ -36,7 +36,7 @@ def fused_glue(**how: Any) -> Glue:
     `how`: the arguments of torch.compile; without any, Inductor compiles for the tensors' device. All results but path
     log-probabilities are integers; these are added and compared as written, in float64 and in the drafter's dtype.
     """
-    return Glue(*(torch.compile(one, dynamic=False, **how) for one in Glue()))
+    return Glue._make(torch.compile(one, dynamic=False, **how) for one in Glue())
 
 
 class FusedLayers:

@@ -68,7 +68,7 @@ class Verdict(NamedTuple):
 
     path: Int[Tensor, " path"]
     """The accepted rows, the last one over and over."""
-    count: Int[Tensor, ""]
+    accepted: Int[Tensor, ""]
     """How many of them were drafted."""
     told: Int[Tensor, " numbers"]
     """See `Left`."""
@@ -183,10 +183,10 @@ class TensorStep:
         if self.drafter.lm is not None and kept and pool.slots:
             _move(self.drafter.lm, length + steps[:-1], length + tree.slots[path[1:]])
         features = {layer: one[path] for layer, one in output.features.items()}
-        again = self.drafter.sent_after(more, found.emitted, found.count)
-        numbers = torch.cat([self.drafter.known(found.emitted[found.latest]), found.facts, again])
-        given = Given(numbers, self.drafter.carried(features, found.latest), None)
-        return Left(found.told, output.logits, scores, features, given)
+        again = self.drafter.sent_after(more, found.emitted, found.accepted)
+        begins = torch.cat([self.drafter.known(found.emitted[found.latest]), found.facts, again])
+        coming = Given(begins, self.drafter.carried(features, found.latest), None)
+        return Left(found.told, output.logits, scores, features, coming)
 
     def _grow(self, behind: Behind, shape: Shape, given: Given) -> TensorPool:
         """Draft all layers."""

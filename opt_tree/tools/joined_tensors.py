@@ -1,6 +1,6 @@
-"""A model and a table on tensors: the table below the model's first layer (`Grafted`), or beside it (`Copying`)."""
+"""Drafters around others on tensors: a table below a model (`Grafted`) or beside it (`Copying`), and `Recent`."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -8,11 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.answers import LogProbs
-from opt_tree.backends.tensor_drafter import Behind, TensorDrafter
+from opt_tree.backends.tensor_drafter import Behind, ByLayers, TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool
 from opt_tree.methods.drafters.combined.copying import Copying, mixed
 from opt_tree.methods.drafters.combined.grafted import Grafted, Joined
+from opt_tree.methods.drafters.combined.recent import Recent
 from opt_tree.target import Forward
 from opt_tree.tools.table_tensors import Tabled
 
@@ -82,6 +83,17 @@ class JoinedTensors(TensorDrafter):
         """Begin both; the model's answer."""
         self._said = self.table.begin(behind._replace(more=behind.more[self._own :]))
         return self.model.begin(behind._replace(more=behind.more[: self._own]))
+
+
+class RecentTensors(ByLayers):
+    """A draft model that is shown a part of the prompt: the rows that it lacks are of what it is shown."""
+
+    def __init__(self, recent: Recent) -> None:
+        super().__init__(recent.drafter)  # type: ignore[arg-type]
+        self._recent = recent
+
+    def lacks(self, context: list[int], most: int) -> Forward:
+        return cast(Forward, self._recent.root(context))
 
 
 class GraftedTensors(JoinedTensors):

@@ -13,6 +13,7 @@ from opt_tree.drafter import Drafter
 from opt_tree.errors import require
 from opt_tree.methods.drafters.combined.copying import Copying
 from opt_tree.methods.drafters.combined.grafted import Grafted
+from opt_tree.methods.drafters.combined.recent import Recent
 from opt_tree.methods.drafters.heads.blocks import BlockDrafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
@@ -26,7 +27,7 @@ from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.static import Static
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
-from opt_tree.tools.joined_tensors import CopyingTensors, GraftedTensors
+from opt_tree.tools.joined_tensors import CopyingTensors, GraftedTensors, RecentTensors
 from opt_tree.tools.one_pass_tensors import Masked, OfBlock, OfDepths
 from opt_tree.tools.table_tensors import Tabled
 
@@ -72,6 +73,8 @@ def tensors_of(drafter: Drafter | None) -> TensorDrafter | None:
         model = tensors_of(drafter.drafter)
         carried = drafter.depth == 1 and type(drafter.table) in (NGramDrafter, StoreDrafter)
         return GraftedTensors(drafter, model) if model is not None and carried else None
+    if type(drafter) is Recent:
+        return RecentTensors(drafter) if type(drafter.drafter) in (CausalLMDrafter, TrimmedDrafter) else None
     make = None if drafter is None else TENSORS.get(type(drafter))
     return None if make is None else make(drafter)
 

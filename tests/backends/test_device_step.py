@@ -27,6 +27,7 @@ from opt_tree.backends.fused import fused_glue
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.generation import Generation
+from opt_tree.methods.drafters.combined.recent import Recent
 from opt_tree.methods.drafters.heads.blocks import BlockDrafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
@@ -62,6 +63,7 @@ def _trimmed(lm: CausalLM, target: CausalLM, **_: Any) -> TrimmedDrafter:
 
 DRAFTERS: dict[str, Callable[..., Any]] = {
     "lm": lambda lm, target, **_: CausalLMDrafter(lm, target.vocab),
+    "recent": lambda lm, target, **_: Recent(CausalLMDrafter(lm, target.vocab).calibrated(0.8), 6),
     "lm, sharpened": lambda lm, target, **_: CausalLMDrafter(lm, target.vocab).calibrated(0.7),
     "lm, trimmed": _trimmed,
     "eagle": lambda lm, target, buckets=None: EagleDrafter(tiny_head(target.model), target, buckets),
