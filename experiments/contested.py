@@ -124,9 +124,9 @@ def run(options: Options) -> dict[str, Any]:
     def row(name: str, accepted: Sequence[float] | np.ndarray) -> dict[str, Value]:
         more = np.asarray(accepted) - rounds
         of_questions = [(more[here].sum(), here.sum()) for here in questions]
-        less, interval = estimate(of_questions, lambda sums: sums[..., 0] / sums[..., 1])
+        ahead, interval = estimate(of_questions, lambda sums: sums[..., 0] / sums[..., 1])
         shown = " to ".join(f"{edge:.4f}" for edge in interval or ())
-        return {"rule": name, "accepted": float(np.mean(accepted)), "less multi_round": less, "95 % interval": shown}
+        return {"rule": name, "accepted": float(np.mean(accepted)), "above multi_round": ahead, "95 % interval": shown}
 
     rows = [row("multi_round", rounds)]
     for size in CONTESTED:

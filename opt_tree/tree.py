@@ -117,7 +117,7 @@ def on_host(tensor: Tensor) -> bool:
 def fetch(*tensors: Tensor) -> list[np.ndarray]:
     """Copy tensors to the host: those of one device in one read, for which the host waits once.
 
-    Every read-back goes through here, so that they can be counted.
+    Every read-back goes through here, so that they can be counted, but for copies that are begun before the wait.
     """
     if len(tensors) == 1 or len({tensor.device for tensor in tensors}) > 1 or on_host(tensors[0]):
         return [tensor.cpu().numpy() for tensor in tensors]

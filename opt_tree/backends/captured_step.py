@@ -52,7 +52,7 @@ class CapturedStep(DeviceStep):
     _pool: Any = None
     _stream: Any = None
     fuses = False
-    """Whether what lies between a graph's forwards is compiled (`fused_glue`). No GPU has tried it."""
+    """Whether what lies between a graph's forwards is compiled (`fused_glue`)."""
     _computed: list[tuple[Model, int]] | None = None
     """During a capture, its forwards: the model of each, and how many real rows it has."""
 

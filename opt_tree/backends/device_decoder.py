@@ -40,7 +40,8 @@ class DeviceDecoder(Decoder):
 
     Texts, trees and acceptance lengths are those of the decoder that it was made of, to rounding. Every layer has as
     many rows as it may have, and every tree as many layers, whatever the numbers: `draft_forwards` and `draft_tokens`
-    of a `Step` count these. Of its times, `draft` is the launch of everything, `verify` the wait for the verdict.
+    of a `Step` count these. Of its times, `draft` is what was launched meanwhile, the next step included, `verify` the
+    wait for the verdict.
     """
 
     def __init__(

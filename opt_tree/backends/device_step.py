@@ -128,7 +128,8 @@ class DeviceStep(TensorStep):
         for model, meter in zip(self.models, coming.meters, strict=True):
             model.backend.meter = Meter(model.backend.meter.work + meter.work)
         missing, target, lm, left = asked.forward, self.target, self.drafter.lm, coming.left
-        tree, verdict = read_tree(coming.told.numpy(), len(left.logits))
+        # A copy, as a step may be kept, and the memory that a device copies to is scarce.
+        tree, verdict = read_tree(coming.told.numpy().copy(), len(left.logits))
         kept = verdict[: int(verdict[-2]) + 1]
         text = tree.tokens[kept]
         _write(target, text)

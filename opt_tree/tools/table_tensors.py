@@ -1,7 +1,7 @@
 """Tables on tensors: what a store and the text at hand say of many tails at once (`interpolate`), at no read.
 
-Owns the text on the device, its tokens alone: every tail is compared with every place of it. Its
-columns are the places where a token first stands; a store's followers that the text has not have columns behind them.
+Owns the text on the device, its tokens alone: every tail is compared with every place of it. Its columns are the places
+where a token first stands; a store's followers that the text has not have columns behind them.
 All lengths of a match are computed at once, the longest first. Candidates come in the host's order, so that ties are
 the host's. Probabilities are float64, as the host's: of two that float32 would round to one, the host knows the better.
 """

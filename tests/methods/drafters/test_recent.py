@@ -67,6 +67,19 @@ def test_a_text_that_goes_on_is_read_on_unless_much_of_it_is_new():
     assert drafter.work.tokens - before == READ
 
 
+@pytest.mark.parametrize("length", [FIRST + 1, READ, 55, 62])
+def test_a_shorter_text_that_begins_alike_is_shown_anew(length):
+    drafter, other, text = Recent(small(), READ), small(), prompt(70)
+    begin(drafter, text)
+    root_of(drafter, text)
+    begin(drafter, text[:length], kept=FIRST)
+    short = text[:length] if length <= READ else shown(text[:length])
+    begin(other, short)
+    for more in ([], [3, 4]):
+        mine, whole = root_of(drafter, text[:length] + more), root_of(other, short + more)
+        assert mine.values.allclose(whole.values, atol=1e-12)
+
+
 def test_a_conversation_is_the_same_with_its_rows_kept():
     decoder, anew = decoder_of(Recent(small(), READ)), plain(CausalLM(tiny("llama")))
     text = prompt(40)

@@ -47,8 +47,8 @@ class Recent(DrafterAround):
         return len(prompt) if self.drafter.keeps(prompt) == len(prompt) else 0
 
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
-        text = self._shown(prompt)
-        if not kept or len(text) - shared(self._text, text) > self.most:
+        text, new = self._shown(prompt), not kept or len(prompt) < self._skipped + self.most
+        if new or len(text) - shared(self._text, text) > self.most:
             self._skipped = max(0, len(prompt) - self.most)
             text = self._shown(prompt)
         self._text, self.max_context = text, self.drafter.max_context + self._skipped
