@@ -27,6 +27,7 @@ from opt_tree.backends.fused import fused_glue
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.generation import Generation
+from opt_tree.methods.drafters.combined.copying import Copying
 from opt_tree.methods.drafters.combined.recent import Recent
 from opt_tree.methods.drafters.heads.blocks import BlockDrafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
@@ -511,3 +512,12 @@ def test_whole_numbers_may_be_written_as_fractions():
 def test_on_device_takes_a_decoder():
     with pytest.raises(TypeError, match="decoder"):
         on_device(np.zeros(3))  # type: ignore[arg-type]
+
+
+def test_a_table_beside_a_model_that_is_shown_less_drafts_on_the_host():
+    """The text on the device is cut to the model's keys, which are fewer than the text's tokens there."""
+    decoder = decoder_of("recent")
+    assert on_device(decoder).why is None
+    copying = on_device(Decoder(decoder.target, Copying(decoder.drafter), OPT))
+    assert copying.why == "Copying drafts on the host"
+    assert copying.generate(TEXT, NEW).tokens == decoder.generate(TEXT, NEW).tokens
