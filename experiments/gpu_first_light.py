@@ -234,8 +234,7 @@ def budgets(place: Place) -> list[Row]:
                 methods[f"{nodes}, six layers"] = InLoop(decoder, stop=pair.stop)
                 methods[f"{nodes}, six layers, one graph"] = InLoop(device, stop=pair.stop)
                 if place.compiles and nodes in (sizes[0], 63):
-                    compiled = on_device(decoder)
-                    compiled.fuses = True
+                    compiled = on_device(decoder, compile_glue=True)
                     methods[f"{nodes}, six layers, one graph, glue compiled"] = InLoop(compiled, stop=pair.stop)
         theirs = transformers_methods(pair, None)["transformers"]
         with place.captured(pair):

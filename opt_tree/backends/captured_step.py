@@ -46,12 +46,12 @@ class CapturedStep(DeviceStep):
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
 
     _replays: dict[Shape, Callable[[Given], Left] | None] | None = None
-    """None: a shape goes on forward by forward."""
+    """A shape without a replay goes on forward by forward."""
     _met: set[Shape]
     _rests_on: Any = None
     _pool: Any = None
     _stream: Any = None
-    fuses = False
+    compiles_glue = False
     """Whether what lies between a graph's forwards is compiled (`fused_glue`)."""
     _computed: list[tuple[Model, int]] | None = None
     """During a capture, its forwards: the model of each, and how many real rows it has."""
@@ -76,10 +76,10 @@ class CapturedStep(DeviceStep):
             try:
                 self._replays[shape] = self._capture(shape, given)
             except RuntimeError as error:
-                what = "captured with its glue compiled" if self.fuses else "captured"
+                what = "captured with its glue compiled" if self.compiles_glue else "captured"
                 warnings.warn(f"a step of {shape.limit} layers is not {what}: {one_line(error)}", stacklevel=2)
-                if self.fuses:
-                    self.fuses = False
+                if self.compiles_glue:
+                    self.compiles_glue = False
                     return self.launch(shape, given)
                 self._replays[shape] = None
         replay = self._replays[shape]
@@ -105,7 +105,7 @@ class CapturedStep(DeviceStep):
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 expected = _said(super().launch(shape, buffers))
-                if self.fuses:
+                if self.compiles_glue:
                     self.glue = fused_glue()
                     super().launch(shape, buffers)
             torch.cuda.current_stream().wait_stream(stream)

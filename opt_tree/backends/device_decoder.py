@@ -15,7 +15,6 @@ from torch import Tensor
 from opt_tree.backends.captured_step import CapturedStep
 from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.backends.device_step import Asked, Coming, DeviceStep, Judged
-from opt_tree.backends.fused import can_fuse
 from opt_tree.backends.tensor_drafter import TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import tree_as_told
@@ -50,16 +49,15 @@ class DeviceDecoder(Decoder):
         tensors: Callable[[Any], TensorDrafter | None],
         growth: Growth | None,
         why: str | None = None,
+        compile_glue: bool = False,
     ) -> None:
         """`tensors`: from its drafter to how that answers on tensors. `growth`: how the policy's trees grow there.
 
-        `why`: a reason to take the host's steps instead.
+        `why`: a reason to take the host's steps instead. `compile_glue`: see `CapturedStep.compiles_glue`.
         """
         parts = decoder.target, decoder.drafter, decoder.policy, decoder.verifier
         super().__init__(*parts, lossy=True)  # whoever made the decoder said so, or it is not
-        self.growth, self._of, self._why = growth, tensors, why
-        self.fuses = False
-        """Whether captured steps are compiled between their forwards, too, where Triton is (`CapturedStep.fuses`)."""
+        self.growth, self._of, self._why, self._compile_glue = growth, tensors, why, compile_glue
         self.taken: Counter[str] = Counter()
         """Of the last text: how many steps stayed on the device, and how many did not, by the reason."""
         self.ahead = 0
@@ -213,7 +211,7 @@ class DeviceDecoder(Decoder):
             kind = CapturedStep if captured and target.device.type == "cuda" else DeviceStep
             self._step = kind(target, drafter, self.growth, int(self.policy.max_depth))
             if isinstance(self._step, CapturedStep):
-                self._step.fuses = self.fuses and can_fuse()
+                self._step.compiles_glue = self._compile_glue
         return self._step
 
     def _ends_of(self, run: Run) -> Tensor | None:

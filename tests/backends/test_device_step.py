@@ -521,3 +521,8 @@ def test_a_table_beside_a_model_that_is_shown_less_drafts_on_the_host():
     copying = on_device(Decoder(decoder.target, Copying(decoder.drafter), OPT))
     assert copying.why == "Copying drafts on the host"
     assert copying.generate(TEXT, NEW).tokens == decoder.generate(TEXT, NEW).tokens
+
+
+def test_glue_is_compiled_where_triton_compiles_for_a_gpu():
+    with pytest.raises(ValueError, match="compile_glue needs a CUDA device and Triton; the target is on cpu"):
+        on_device(decoder_of("lm"), compile_glue=True)

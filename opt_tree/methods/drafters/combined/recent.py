@@ -5,7 +5,7 @@ quantised target this costs much of what its drafts gain. The first tokens stay,
 (StreamingLLM, arXiv:2309.17453); positions are those of the text that is read.
 """
 
-from typing import Self
+from typing import Any, Self
 
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.methods.drafters.around import DrafterAround
@@ -72,7 +72,7 @@ class Recent(DrafterAround):
         return f"{super().describe()}, reading {self.most} tokens of a prompt"
 
     @property
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         return super().settings | {"prompt_tokens": self.most}
 
 
