@@ -1,5 +1,6 @@
 """Canonical arithmetic: what the attention kernel computes, bit by bit, and what leaves no trace in it."""
 
+import functools
 import math
 import subprocess
 from collections.abc import Callable
@@ -256,13 +257,17 @@ def test_another_order_of_sums_is_seen_for_one_row(dtype: torch.dtype) -> None:
     """Where a row of random numbers shows it in few of its outputs, or in none."""
     weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
 
+    def added(products: Tensor) -> Tensor:
+        """One column after the other: no library's order, which is another one on another CPU."""
+        return functools.reduce(torch.add, products.unbind(-1))
+
     def whole(rows: Tensor) -> Tensor:
-        return torch.stack([row.float() @ weight.T.float() for row in rows]).to(dtype)
+        return added(rows.float()[:, None] * weight.float()).to(dtype)
 
     def halved(rows: Tensor) -> Tensor:
         if len(rows) > 1:
             return whole(rows)
-        (row,), wide = rows.float(), weight.T.float()
-        return (row[:48] @ wide[:48] + row[48:] @ wide[48:]).to(dtype)[None]
+        products = rows.float()[:, None] * weight.float()
+        return (added(products[..., :48]) + added(products[..., 48:])).to(dtype)
 
     assert sums_one_otherwise(halved, weight) and not sums_one_otherwise(whole, weight)
