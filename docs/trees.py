@@ -16,7 +16,7 @@ import opt_tree
 from opt_tree.children import TopK
 from opt_tree.errors import counted
 from opt_tree.grow import grow, run
-from opt_tree.methods.controllers.registry import Wanted, make_controller
+from opt_tree.methods.controllers.registry import ControllerRequest, make_controller
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.registry import POLICIES, make_policy
 from opt_tree.methods.policies.sampled import Sampled
@@ -117,7 +117,7 @@ def controllers() -> list[Drawn]:
     for spec in CONTROLLERS:
         pair = opt_tree.load_pair("demo", "eagle:demo", dtype="float32")
         tree = opt_tree.OptTree(12, 0.05)
-        chosen = make_controller(spec, Wanted(pair.target, tree, lambda: costs))
+        chosen = make_controller(spec, ControllerRequest(pair.target, tree, lambda: costs))
         steps = opt_tree.Decoder(pair.target, pair.drafter, chosen).generate(pair.encode(QUESTION), 96).steps
         for number, step in enumerate(steps[3:8], start=4):
             found.append(expected(f"{spec.partition(':')[0]}, step {number}", step.tree))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import opt_tree
 from opt_tree.answers import LogProbs
-from opt_tree.methods.controllers.registry import Wanted
+from opt_tree.methods.controllers.registry import ControllerRequest
 from opt_tree.methods.policies.static import Static
 from opt_tree.policy import TreePolicy
 from opt_tree.step import Outcome, Step
@@ -39,7 +39,7 @@ class Stages(TreePolicy):
         self._done += 1
 
 
-def stages(path: str, wanted: Wanted) -> Stages:
+def stages(path: str, wanted: ControllerRequest) -> Stages:
     """Make it of what a command knows: two steps without a tree, then the one asked for. It reads no `path`."""
     return Stages([(2, Static.empty())], last=wanted.tree)
 

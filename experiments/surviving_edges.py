@@ -54,7 +54,7 @@ from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.pool import Frontier
 from opt_tree.tools.along import along
 from opt_tree.tools.stored_text import StoredText, written
-from opt_tree.training.fitting.calibrate import Likelihood, Recorder
+from opt_tree.training.fitting.calibrate import Likelihood, LikelihoodRecorder
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def readings(given: Material, options: Options) -> dict[str, Drafter]:
     target, drafter = given.pair.target, given.pair.drafter
     likelihood, log_probs, survived = Likelihood(), list[float](), list[bool]()
     for text in tqdm(answers(given, options), "fitting", unit="text", disable=None):
-        made = along(Recorder(drafter, likelihood), text, {"": OptTree(options.fit_nodes, 0)}, target)[""]
+        made = along(LikelihoodRecorder(drafter, likelihood), text, {"": OptTree(options.fit_nodes, 0)}, target)[""]
         found = edges(made)
         log_probs += found[0]
         survived += found[1]

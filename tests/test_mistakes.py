@@ -153,7 +153,7 @@ def test_ctrl_c_in_training_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
     def interrupted(_: argparse.Namespace) -> None:
         raise KeyboardInterrupt
 
-    assert command_line.run_command(command_line.Parser("x"), interrupted, []) == 130
+    assert command_line.run_command(command_line.TrainingParser("x"), interrupted, []) == 130
     assert capsys.readouterr().err == "stopped\n"
 
 

@@ -374,6 +374,16 @@ def too_long() -> tuple[set[str], set[str], set[str]]:
     return modules, functions, wide
 
 
+def test_a_class_has_its_name_alone() -> None:
+    """In the library, private ones too: a reader who looks for a name finds one class."""
+    owners: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                owners.setdefault(node.name, []).append(name_of(path))
+    assert not {name: paths for name, paths in owners.items() if len(paths) > 1}
+
+
 def test_what_is_long_is_known_and_has_a_reason() -> None:
     for found, known in zip(too_long(), (LONG_MODULES, LONG_FUNCTIONS, WIDE_FUNCTIONS), strict=True):
         assert found - known.keys() == set(), "too long: make it shorter, or say here why not"

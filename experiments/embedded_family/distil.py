@@ -10,10 +10,10 @@ of acceptance, which is what a tree's expected acceptance sums; the first carrie
 import sys
 
 from experiments.embedded_family.plans import Schedule, Shape, training_parser
-from opt_tree.training.command_line import Parser, command, existing, model_path
+from opt_tree.training.command_line import TrainingParser, command, existing, model_path
 
 
-def new_parser() -> Parser:
+def new_parser() -> TrainingParser:
     schedule = Schedule(rows="0.9:512,0.1:2048", warmup=50)
     shape = Shape(layers=2, hidden=128, heads=2, kv_heads=2, intermediate=320)
     parser = training_parser("Distil a drafter from a target.", schedule)

@@ -9,10 +9,10 @@ Stopped runs go on from the last checkpoint in OUTPUT with `--resume`. The finis
 import sys
 
 from experiments.embedded_family.plans import Schedule, Shape, training_parser
-from opt_tree.training.command_line import Parser, command, model_path
+from opt_tree.training.command_line import TrainingParser, command, model_path
 
 
-def new_parser() -> Parser:
+def new_parser() -> TrainingParser:
     parser = training_parser("Train a small language model.", Schedule())
     parser.add_argument("--tokenizer", type=model_path, required=True, help="tokenizer folder")
     parser.add_argument("--init", type=model_path, help="continue from this model instead of from scratch")

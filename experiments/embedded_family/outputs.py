@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from experiments.embedded_family.plans import add_data, read_part
-from opt_tree.training.command_line import Parser, command, model_path
+from opt_tree.training.command_line import TrainingParser, command, model_path
 
 
-def new_parser() -> Parser:
-    parser = Parser("Write a model's own greedy answers to training prompts of the corpora.")
+def new_parser() -> TrainingParser:
+    parser = TrainingParser("Write a model's own greedy answers to training prompts of the corpora.")
     add_data(parser)
     parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parts")

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from opt_tree.training.command_line import Parser
+from opt_tree.training.command_line import TrainingParser
 from opt_tree.training.plans import read_pairs
 
 VARIABLE = "OPT_TREE_CORPUS"
@@ -55,9 +55,9 @@ class Shape:
     intermediate: int = 512
 
 
-def training_parser(description: str, schedule: Schedule) -> Parser:
+def training_parser(description: str, schedule: Schedule) -> TrainingParser:
     """Return a command line with what every training command takes; `schedule` gives the defaults of its fields."""
-    parser = Parser(description)
+    parser = TrainingParser(description)
     add_data(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints and, in final/, the result")
     parser.add_argument("--cache", type=Path, help="folder of tokenised corpora (default: OUTPUT/cache)")

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from experiments.embedded_family.plans import add_data
 from experiments.embedded_family.sizes import CHAT_EPOCHS, SIZES, TARGET_EPOCHS, Size
-from opt_tree.training.command_line import Parser, command
+from opt_tree.training.command_line import TrainingParser, command
 
 
-def new_parser() -> Parser:
-    parser = Parser("Train the demo family, stage by stage.")
+def new_parser() -> TrainingParser:
+    parser = TrainingParser("Train the demo family, stage by stage.")
     add_data(parser)
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")
     parser.add_argument("--preset", choices=sorted(SIZES), default="cpu", help="size of the run")

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from experiments.embedded_family.plans import add_data, corpus_names
-from opt_tree.training.command_line import Parser, command
+from opt_tree.training.command_line import TrainingParser, command
 
 
-def new_parser() -> Parser:
-    parser = Parser("Train the demo models' tokenizer.")
+def new_parser() -> TrainingParser:
+    parser = TrainingParser("Train the demo models' tokenizer.")
     add_data(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder of the tokenizer")
     parser.set_defaults(replaces=True)

@@ -9,10 +9,10 @@ the answer already had; its probability is pushed down by -log(1 - p), beside th
 import sys
 
 from experiments.embedded_family.plans import Schedule, training_parser
-from opt_tree.training.command_line import Parser, command, existing, model_path
+from opt_tree.training.command_line import TrainingParser, command, existing, model_path
 
 
-def new_parser() -> Parser:
+def new_parser() -> TrainingParser:
     schedule = Schedule(rows="1:512", lr=5e-4, warmup=10, save_steps=50)
     parser = training_parser("Teach a language model not to repeat itself.", schedule)
     parser.add_argument("--model", type=model_path, required=True, help="model folder, with its tokenizer")

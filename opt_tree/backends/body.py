@@ -26,7 +26,7 @@ def compute_batch(
         return call_network(model, inputs, cache, layers)
 
 
-class Rows(Cache):
+class BodyCache(Cache):
     """The cache inside a body: tensors in, the rows written at `slots` of each lane, its first `keys` slots out."""
 
     def __init__(self, kv: list[Tensor], slots: Int[Tensor, "lanes rows"], keys: int | torch.SymInt) -> None:
@@ -84,7 +84,7 @@ class Body(nn.Module):
         """
         keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
         inputs = model_inputs(self.model, ints, mask, features)
-        logits, states = compute_batch(self.model, inputs, Rows(kv, ints[2], keys), self.layers)
+        logits, states = compute_batch(self.model, inputs, BodyCache(kv, ints[2], keys), self.layers)
         best = () if self.drafted is None else (best_of(logits, self.drafted),)
         return (logits, *(states[layer] for layer in self.layers), *best)
 

@@ -193,9 +193,9 @@ class Captured(Backend):
         """
         split: AbstractContextManager[None] = nullcontext()
         if self.fuses and device.type == "cuda" and not self.eager.packed.canonical:
-            from opt_tree.backends.split_attention import Split
+            from opt_tree.backends.split_attention import SplitAttention
 
-            split = attention_by(Split)
+            split = attention_by(SplitAttention)
         with attention_kernels(device), self.eager.packed, split:
             yield
 

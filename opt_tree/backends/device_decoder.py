@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opt_tree.backends.captured_step import CapturedStep
 from opt_tree.backends.cuda_graphs import Captured
-from opt_tree.backends.device_step import Asked, Coming, DeviceStep, Judged
+from opt_tree.backends.device_step import Coming, DeviceResult, DeviceStep, StepStart
 from opt_tree.backends.tensor_drafter import TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import tree_as_told
@@ -138,7 +138,7 @@ class DeviceDecoder(Decoder):
             forward = forward.part(rows - 1, rows)
         starts = _NOTHING if run.sampling.greedy else self._starts(run, 2 * (limit + 1))
         lacks = forward, run.context[-1], step.drafter.sent(run.context, step.layers, self.target.device)
-        asked = Asked(*lacks, limit, run.sampling, starts, self._ends_of(run))
+        asked = StepStart(*lacks, limit, run.sampling, starts, self._ends_of(run))
         coming = step.begin(asked) if coming is None else coming
         step.drafter.launched()
         later = step.ahead(asked, coming) if self._goes_on(run, step, limit) else None
@@ -194,7 +194,7 @@ class DeviceDecoder(Decoder):
         """Without what is of a text under way: a copy launches its own steps."""
         return {**vars(self), "_coming": None, "_noise": None}
 
-    def _check(self, run: Run, judged: Judged, tokens: list[int]) -> None:
+    def _check(self, run: Run, judged: DeviceResult, tokens: list[int]) -> None:
         """Refuse tokens that have no probability, and keep those that somebody asked for, as the host's step does."""
         row = without_choice(judged.scores, zip(judged.path, tokens, strict=True), run.sampling.greedy)
         if row is not None:

@@ -24,7 +24,7 @@ LEAST_KEYS = 256
 """A forward has so many keys, or twice as many as often as it takes: few shapes."""
 
 
-class Asked(NamedTuple):
+class StepStart(NamedTuple):
     """What a step begins with, all of it known to the host."""
 
     forward: Forward | None
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class DeviceResult:
     """What a step left: tree and verdict on the host, all else where it was computed."""
 
     tree: Tree
@@ -79,7 +79,7 @@ class DeviceStep(TensorStep):
         """What a launch rests on, compared by ==: a step is not the one to take once the answer is another one."""
         return [*((lm.cache, lm.cache.storage_version) for lm in self.models), self.drafter.held()]
 
-    def begin(self, asked: Asked) -> Coming:
+    def begin(self, asked: StepStart) -> Coming:
         """Launch a step. Nothing is waited for."""
         missing, most, target, lm = asked.forward, self.catching_up, self.target, self.drafter.lm
         rows, least = 0 if missing is None else len(missing.tokens), int(lm is not None)
@@ -97,7 +97,7 @@ class DeviceStep(TensorStep):
         shape = self._shape(asked, target.length, length - rows)
         return self._launched(shape, Given(send(numbers, target.device), features, asked.ends))
 
-    def ahead(self, asked: Asked, coming: Coming) -> Coming | None:
+    def ahead(self, asked: StepStart, coming: Coming) -> Coming | None:
         """Launch the step behind one that is not read, of as many layers; None where that does not pay.
 
         What it begins with is on the device; the host knows how long the contexts may be.
@@ -118,7 +118,7 @@ class DeviceStep(TensorStep):
         """Whether a step of this shape is launched before it is known that there is one."""
         return False
 
-    def end(self, asked: Asked, coming: Coming) -> Judged:
+    def end(self, asked: StepStart, coming: Coming) -> DeviceResult:
         """Wait for a step. Both contexts are then as after one of the host, but for what the drafter learns.
 
         Where the next one is on its way, `logits` and `scores` may be of that one.
@@ -139,7 +139,7 @@ class DeviceStep(TensorStep):
             lm.commit(list(range(len(missing.tokens))))
             _write(lm, text[1:])
         features = {layer: states[: len(kept)] for layer, states in left.features.items()}
-        return Judged(
+        return DeviceResult(
             tree, kept.tolist(), int(verdict[-1]), left.logits[: len(tree)], left.scores[: len(tree)], features
         )
 
@@ -150,7 +150,7 @@ class DeviceStep(TensorStep):
             keys *= 2
         return keys if lm is None else self.shape(lm, 1, keys - 1)[1]
 
-    def _shape(self, asked: Asked, length: int, drafted: int) -> Shape:
+    def _shape(self, asked: StepStart, length: int, drafted: int) -> Shape:
         """The shape of a step behind contexts of these lengths, the drafter's without its missing rows."""
         own, draft = self.slots(asked.limit)
         keys = self.keys(self.target, length + own), self.keys(self.drafter.lm, drafted + draft)

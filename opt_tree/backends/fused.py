@@ -62,14 +62,14 @@ class FusedLayers:
         with _lock, config:
             try:
                 for layer in self._layers:
-                    layer.__dict__["forward"] = _StandIn(layer, self._compiled[type(layer).forward])
+                    layer.__dict__["forward"] = _FusedForward(layer, self._compiled[type(layer).forward])
                 yield
             finally:
                 for layer in self._layers:
                     layer.__dict__.pop("forward", None)
 
 
-class _StandIn:
+class _FusedForward:
     """Stands in for a layer's `forward`: runs compiled code in the thread that made it, the layer's own in others."""
 
     def __init__(self, layer: nn.Module, compiled: Any) -> None:

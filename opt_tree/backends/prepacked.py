@@ -37,7 +37,7 @@ _lock = threading.Lock()
 class _Here(threading.local):
     """What forwards of this thread compute otherwise than the layers themselves."""
 
-    linears: "Mapping[_StandIn, _Linear]" = MappingProxyType({})
+    linears: "Mapping[_PackedForward, _Linear]" = MappingProxyType({})
     entered: "tuple[_Entered, ...]" = ()
     """The contexts under way, the innermost last: a forward may run another model's."""
 
@@ -49,8 +49,8 @@ class _Entered(NamedTuple):
     """What `__exit__` has to know of its `__enter__`."""
 
     layers: "list[_Linear]"
-    stand_ins: "dict[_StandIn, _Linear]"
-    outside: "Mapping[_StandIn, _Linear]"
+    stand_ins: "dict[_PackedForward, _Linear]"
+    outside: "Mapping[_PackedForward, _Linear]"
     """`_here.linears` as they were."""
     attention: AbstractContextManager[None]
 
@@ -158,7 +158,7 @@ class _Copy:
         return self.fits(weight) and self.sample is not None and fits(self.sample, weight)
 
 
-class _StandIn:
+class _PackedForward:
     """What a layer has in the place of its `forward` while some thread is in a forward of packed weights.
 
     It looks up what that thread asked for; any other thread gets what the layer itself computes, gradients included.
@@ -182,11 +182,11 @@ class _Linear:
         self.names: dict[str, Any] = module.__dict__
         self.parameters = module._parameters
         self.copy: _Copy | None = None
-        self._own = _StandIn(self.parameters)
+        self._own = _PackedForward(self.parameters)
         self._doubled: dict[int, bool] = {}
         """By the number of threads: whether one row goes as two equal ones."""
 
-    def stand_in(self) -> _StandIn | None:
+    def stand_in(self) -> _PackedForward | None:
         """What is called in the place of the layer from now on, one for all threads; None: others put theirs there.
 
         So they did where its weight is no plain one any more: pruned, normalised or quantised since.
@@ -194,12 +194,12 @@ class _Linear:
         if type(self.parameters.get("weight")) is not nn.Parameter:
             return None
         found = self.names.setdefault("forward", self._own)
-        if type(found) is not _StandIn:
+        if type(found) is not _PackedForward:
             return None
         found.users += 1
         return found
 
-    def give_back(self, stand_in: _StandIn) -> bool:
+    def give_back(self, stand_in: _PackedForward) -> bool:
         """Leave the layer to itself, unless another thread goes on; whether it was the stand-in that was called."""
         ours = self.names.get("forward") is stand_in
         stand_in.users -= 1
@@ -281,7 +281,7 @@ def _least(weight: Tensor) -> float:
 def _is_plain(module: nn.Linear) -> bool:
     weight = module.weight
     plain = type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.is_contiguous()
-    others = type(module.__dict__.get("forward", None)) not in (type(None), _StandIn)  # another thread's is ours
+    others = type(module.__dict__.get("forward", None)) not in (type(None), _PackedForward)  # another thread's is ours
     return plain and not others
 
 

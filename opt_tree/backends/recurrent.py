@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from opt_tree.backends.recurrent_rows import Levels, Rows, State, last_ancestors
+from opt_tree.backends.recurrent_rows import Levels, PendingRows, State, last_ancestors
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.errors import counted
 from opt_tree.target import Forward, TreeForward
@@ -27,7 +27,7 @@ from opt_tree.tree import send
 
 
 @dataclass
-class Layer:
+class RecurrentState:
     """One layer: what the context left behind, and the pending rows."""
 
     before: Float[Tensor, "channels taps"] | None = None
@@ -35,7 +35,7 @@ class Layer:
     state: State | None = None
     inputs: Float[Tensor, "channels columns"] | None = None
     """Of the convolution, of all pending rows."""
-    rows: Rows | None = None
+    rows: PendingRows | None = None
 
 
 class RecurrentCache(KVCache):
@@ -59,7 +59,7 @@ class RecurrentCache(KVCache):
         self._windows: dict[int, Tensor] = {}
 
     def _begin(self) -> None:
-        self._layers = {number: Layer() for number in self._taps}
+        self._layers = {number: RecurrentState() for number in self._taps}
         self._prompt = True
 
     def expect(self, forward: Forward) -> None:
@@ -122,7 +122,7 @@ class RecurrentCache(KVCache):
         if length != self.length:
             raise ValueError(f"the state behind {counted(self.length, 'token')} cannot be taken back to {length}")
         super().truncate(length)
-        self._layers = {number: Layer(layer.before, layer.state) for number, layer in self._layers.items()}
+        self._layers = {number: RecurrentState(layer.before, layer.state) for number, layer in self._layers.items()}
 
     # What a layer asks of its cache. It convolves and goes on from the state through functions of its module, for which
     # others stand in, so it is told that there is neither.
@@ -146,7 +146,7 @@ class RecurrentCache(KVCache):
     ) -> Any:
         """Nothing: the state moves where a path is committed."""
 
-    def layer(self, number: int, nothing: State) -> Layer:
+    def layer(self, number: int, nothing: State) -> RecurrentState:
         """A layer whose rule is about to run: `nothing` is its state if there is no context.
 
         Rows that are pending from before are forgotten if these are the first.
@@ -197,11 +197,11 @@ def all_limited(cache: KVCache) -> Iterator[None]:
             cache.all_limited = False
 
 
-def _committed(layer: Layer, kept: list[int], taps: int) -> Layer:
+def _committed(layer: RecurrentState, kept: list[int], taps: int) -> RecurrentState:
     """Return the layer with its state at the end of a path of pending rows, and no pending rows."""
     if not kept:
-        return Layer(layer.before, layer.state)
+        return RecurrentState(layer.before, layer.state)
     assert layer.inputs is not None and layer.before is not None and layer.state is not None and layer.rows is not None
     path = torch.tensor(kept, device=layer.inputs.device)
     before = torch.cat((layer.before, layer.inputs[:, path]), 1)[:, -(taps - 1) :].clone()
-    return Layer(before, layer.rows.behind(layer.state, path.to(layer.state.device)))
+    return RecurrentState(before, layer.rows.behind(layer.state, path.to(layer.state.device)))

@@ -60,7 +60,7 @@ def _names(function: Callable) -> frozenset[str]:
     return frozenset(code.co_names) if code else frozenset()
 
 
-class _StandIn:
+class _TreeForward:
     """What such a layer has in the place of its `forward` while some thread is in a forward over a tree.
 
     Whose cache is another one gets what the layer itself computes.
@@ -96,8 +96,8 @@ def recurrent_forwards(layers: dict[int, nn.Module]) -> Iterator[None]:
     try:
         with _lock:
             for layer in layers.values():
-                stand_in = layer.__dict__.setdefault("forward", _StandIn(layer))
-                if not isinstance(stand_in, _StandIn):
+                stand_in = layer.__dict__.setdefault("forward", _TreeForward(layer))
+                if not isinstance(stand_in, _TreeForward):
                     raise RuntimeError(
                         f"{type(layer).__name__} has another forward since it was wrapped: wrap it again"
                     )

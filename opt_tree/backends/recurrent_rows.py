@@ -20,7 +20,7 @@ State = Float[Tensor, "heads key_dim value_dim"]
 
 
 @runtime_checkable
-class Rows(Protocol):
+class PendingRows(Protocol):
     """Pending rows of one layer, in the order in which they were run."""
 
     def behind(self, state: State, path: Int[Tensor, " path"]) -> State:
@@ -42,7 +42,7 @@ class Sums:
     @classmethod
     def of(
         cls,
-        before: Rows | None,
+        before: PendingRows | None,
         keys: Float[Tensor, "heads rows key_dim"],
         gates: Float[Tensor, "heads rows"],
         sees: Bool[Tensor, "rows columns"],
@@ -77,7 +77,7 @@ class Sums:
         return self.from_state(queries.shape[1]) * (queries @ state) + from_rows
 
     def behind(self, state: State, path: Int[Tensor, " path"]) -> State:
-        """See `Rows.behind`."""
+        """See `PendingRows.behind`."""
         assert self.updates is not None
         decays = self.decays[:, path]
         left = (decays[:, -1:] - decays).exp()[..., None]

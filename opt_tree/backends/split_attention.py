@@ -118,7 +118,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
     return out
 
 
-class Split(Grouped):
+class SplitAttention(Grouped):
     """The attention of one captured forward. `Grouped` computes what these kernels are not made for."""
 
     def __call__(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from opt_tree.backends.recurrent import RecurrentCache
-from opt_tree.backends.recurrent_rows import Levels, Rows, State, Sums
+from opt_tree.backends.recurrent_rows import Levels, PendingRows, State, Sums
 
 NO_LIMIT = (0.0, float("inf"))
 
@@ -31,7 +31,7 @@ class Steps:
     dt: Float[Tensor, "columns heads"]
     a: Float[Tensor, " heads"]
 
-    def after(self, before: Rows | None) -> "Steps":
+    def after(self, before: PendingRows | None) -> "Steps":
         """These rows behind the pending ones."""
         if before is None:
             return self
@@ -51,7 +51,7 @@ class Steps:
         return torch.bmm(flat, self.c[rows].flatten(0, 1)[..., None]).view(states.shape[:3])
 
     def behind(self, state: State, path: Int[Tensor, " path"]) -> State:
-        """See `Rows.behind`."""
+        """See `PendingRows.behind`."""
         states = state.mT.contiguous()[None]
         for row in path.split(1):
             states = self.step(states, row)

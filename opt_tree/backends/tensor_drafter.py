@@ -21,7 +21,7 @@ from opt_tree.model import Model
 from opt_tree.target import Forward, Output
 
 
-class Rows(NamedTuple):
+class TensorRows(NamedTuple):
     """The rows of one forward, on the device."""
 
     tokens: Int[Tensor, " rows"]
@@ -186,7 +186,7 @@ class ByLayers(TensorDrafter):
         self._seen = torch.zeros(1, 0, dtype=torch.bool, device=device)
         tokens, positions, slots = behind.missing
         mask = self._columns <= slots[:, None]
-        rows = Rows(tokens, positions, slots, mask, self._columns, behind.features)
+        rows = TensorRows(tokens, positions, slots, mask, self._columns, behind.features)
         output = behind.forward(self.lm, rows, last_only=True)
         self._last = {layer: states[-1:] for layer, states in output.features.items()}
         return self.drafter.answer(output).unpicked.values
@@ -203,7 +203,7 @@ class ByLayers(TensorDrafter):
         self._key_positions = self._key_positions.index_copy(0, at[first:], positions)
         mask = (self._columns < length).repeat(width, 1).index_copy(1, at, self._seen)
         features = next((states[above] for states in self._last.values()), None)
-        rows = Rows(tokens, positions, at[first:], mask, self._key_positions, features)
+        rows = TensorRows(tokens, positions, at[first:], mask, self._key_positions, features)
         output = self._behind.forward(self.lm, rows)
         self._last = dict(output.features)
         return self.drafter.answer(output).unpicked.values

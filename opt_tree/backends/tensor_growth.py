@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.backends.tensor_pool import Children, Expanded, Frontier, Layer, Selected, TensorPool
+from opt_tree.backends.tensor_pool import Expanded, Selected, TensorChildren, TensorFrontier, TensorLayer, TensorPool
 from opt_tree.tree import send
 
 
@@ -33,12 +33,12 @@ class Growth(ABC):
 
     def layer(
         self,
-        front: Frontier,
+        front: TensorFrontier,
         values: Float[Tensor, "frontier columns"],
         vocabulary: tuple[Int[Tensor, "*frontier columns"] | None, Bool[Tensor, " vocab"] | None],
         depth: int,
         last: bool,
-    ) -> tuple[Layer, Frontier | None]:
+    ) -> tuple[TensorLayer, TensorFrontier | None]:
         """Return the candidates below a frontier, and what is drafted below next; None: nothing, whatever the numbers.
 
         Arguments:
@@ -58,7 +58,7 @@ class Growth(ABC):
         paths, over = torch.minimum(paths.double(), front.paths[rows]), front.over[rows]
         none, expanded = torch.zeros_like(tokens), None if last else self.expand(paths, depth)
         if expanded is None:
-            return Layer(tokens, front.rows[rows], paths, over, none.bool(), none), None
+            return TensorLayer(tokens, front.rows[rows], paths, over, none.bool(), none), None
         places, live = expanded
         slots = front.slots + torch.arange(len(places), device=places.device)
         marks = none.bool().scatter(0, places, live), none.scatter(0, places, slots)
@@ -67,10 +67,10 @@ class Growth(ABC):
             ended = ended | ends[below]
         own = front.first + places, live, paths[places], ended, below, rows[places]
         counts = front.first + len(tokens), front.slots + len(places)
-        return Layer(tokens, front.rows[rows], paths, over, *marks), Frontier(*own, *counts)
+        return TensorLayer(tokens, front.rows[rows], paths, over, *marks), TensorFrontier(*own, *counts)
 
     @abstractmethod
-    def pick(self, log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"]) -> Children:
+    def pick(self, log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"]) -> TensorChildren:
         """Return the children of a layer. `above`: path log-probabilities of its nodes; -inf: they have none."""
 
     @abstractmethod
@@ -94,13 +94,13 @@ class Best(Growth):
         """The n best candidates so far, the best first."""
         self._expected = torch.zeros((), dtype=torch.float64, device=device)
 
-    def pick(self, log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"]) -> Children:
+    def pick(self, log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"]) -> TensorChildren:
         paths = (log_probs + above[:, None]).flatten()
         # NaN exceeds nothing. Numbers of an answer are compared in its dtype, of which the floor is one.
         paths = torch.where(paths > self._best[-1], paths, -math.inf)
         places = first_best(paths, self.nodes)
         columns = log_probs.shape[1]
-        return Children(padded(paths, self.nodes)[places], places % columns, (places // columns) % len(above))
+        return TensorChildren(padded(paths, self.nodes)[places], places % columns, (places // columns) % len(above))
 
     def expand(self, paths: Float[Tensor, " children"], depth: int) -> Expanded:
         before, self._best = self._expected, torch.cat([self._best, paths]).topk(self.nodes).values
@@ -119,7 +119,7 @@ class Beam(Growth):
     def __init__(self, top_k: int, nodes: int, threshold: float = -math.inf, checks: Sequence[int] = ()) -> None:
         self.widest, self.nodes, self.threshold, self.checks = top_k, nodes, threshold, frozenset(checks)
 
-    def pick(self, log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"]) -> Children:
+    def pick(self, log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"]) -> TensorChildren:
         return of_each(log_probs, above, self.widest)
 
     def expand(self, paths: Float[Tensor, " children"], depth: int) -> Expanded:
@@ -158,7 +158,7 @@ class Fixed(Growth):
             self._sent[device] = [(send(inside, device), send(expanded, device)) for inside, expanded in numbers]
         self._places = self._sent[device]
 
-    def pick(self, log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"]) -> Children:
+    def pick(self, log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"]) -> TensorChildren:
         return of_each(log_probs, above, self.width)
 
     def expand(self, paths: Float[Tensor, " children"], depth: int) -> Expanded | None:
@@ -173,12 +173,14 @@ class Fixed(Growth):
         return pool.tree(torch.cat(rows))
 
 
-def of_each(log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"], count: int) -> Children:
+def of_each(
+    log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"], count: int
+) -> TensorChildren:
     """The `count` most probable children of each node, node after node, the most probable first."""
     found = log_probs.topk(min(count, log_probs.shape[1]))
     rows = torch.arange(len(above), device=above.device)[:, None].expand_as(found.indices)
     paths = (found.values + above[:, None]).flatten()
-    return Children(torch.where(paths > -math.inf, paths, -math.inf), found.indices.flatten(), rows.flatten())
+    return TensorChildren(torch.where(paths > -math.inf, paths, -math.inf), found.indices.flatten(), rows.flatten())
 
 
 def first_best(values: Float[Tensor, " numbers"], count: int) -> Int[Tensor, " count"]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from opt_tree.tree import Tree
 
 
-class Children(NamedTuple):
+class TensorChildren(NamedTuple):
     """The candidates of one layer, in the order in which the host stores them; -inf: no candidate."""
 
     paths: Float[Tensor, " children"]
@@ -42,7 +42,7 @@ class Selected(NamedTuple):
     valid: Bool[Tensor, " tree"]
 
 
-class Frontier(NamedTuple):
+class TensorFrontier(NamedTuple):
     """The nodes that are drafted below next, and what their children need of them."""
 
     rows: Int[Tensor, " frontier"]
@@ -60,7 +60,7 @@ class Frontier(NamedTuple):
     """How many rows the frontiers take, without the root."""
 
 
-class Layer(NamedTuple):
+class TensorLayer(NamedTuple):
     """The candidates of one layer, as a pool has them."""
 
     tokens: Int[Tensor, " children"]
@@ -79,10 +79,10 @@ class TensorPool:
         self.device, self.depth, self.slots = root.device, 0, 0
         nothing = torch.zeros(1, dtype=torch.long, device=self.device)
         no, nowhere = nothing.bool(), torch.zeros(1, dtype=torch.float64, device=self.device)
-        self.front = Frontier(nothing, ~no, nowhere, no, root[None], nothing, (~no[0]).long(), nothing[0])
-        self._layers = [Layer(root[None], nothing, nowhere, no, no, nothing)]
+        self.front = TensorFrontier(nothing, ~no, nowhere, no, root[None], nothing, (~no[0]).long(), nothing[0])
+        self._layers = [TensorLayer(root[None], nothing, nowhere, no, no, nothing)]
 
-    def take(self, layer: Layer, front: Frontier | None) -> None:
+    def take(self, layer: TensorLayer, front: TensorFrontier | None) -> None:
         """Store a layer; `front`: what is drafted below next."""
         self._layers.append(layer)
         self.depth += 1

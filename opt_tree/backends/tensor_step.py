@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.backend import Backend, Inputs
-from opt_tree.backends.tensor_drafter import Behind, Rows, TensorDrafter
+from opt_tree.backends.tensor_drafter import Behind, TensorDrafter, TensorRows
 from opt_tree.backends.tensor_growth import Growth
-from opt_tree.backends.tensor_pool import Frontier, Layer, TensorPool, TensorTree, tree_of
+from opt_tree.backends.tensor_pool import TensorFrontier, TensorLayer, TensorPool, TensorTree, tree_of
 from opt_tree.model import Model
 from opt_tree.random import noise_from
 from opt_tree.sampling import Sampling
@@ -63,7 +63,7 @@ class Left(NamedTuple):
     """What the next step begins with, but for starts and ends."""
 
 
-class Verdict(NamedTuple):
+class TensorVerdict(NamedTuple):
     """What came of a tree."""
 
     path: Int[Tensor, " path"]
@@ -86,7 +86,7 @@ def judged(
     starts: Int[Tensor, " depths"],
     lengths: Int[Tensor, " 2"],
     sizes: tuple[int, int, bool],
-) -> Verdict:
+) -> TensorVerdict:
     """Judge a tree by the target's own tokens: its argmax, or the draw of `match` where the noise's starts are there.
 
     Arguments:
@@ -108,7 +108,7 @@ def judged(
     lacks = (tree.draft_rows[leaf] < 0) + 1 if keeps_rows else new.clamp(max=most)
     told = torch.cat([*tree.told(), path, count[None], token])
     facts = torch.cat([lacks, lengths + new, token, new])
-    return Verdict(path, count, told, emitted, (new + back).clamp(min=0), facts)
+    return TensorVerdict(path, count, told, emitted, (new + back).clamp(min=0), facts)
 
 
 def chosen(growth: Growth, pool: TensorPool, limit: int) -> TensorTree:
@@ -120,9 +120,9 @@ def chosen(growth: Growth, pool: TensorPool, limit: int) -> TensorTree:
 class Glue(NamedTuple):
     """What lies between the forwards of a step, as functions of tensors: as they are here, or compiled."""
 
-    layer: Callable[..., tuple[Layer, Frontier | None]] = Growth.layer
+    layer: Callable[..., tuple[TensorLayer, TensorFrontier | None]] = Growth.layer
     chosen: Callable[..., TensorTree] = chosen
-    judged: Callable[..., Verdict] = judged
+    judged: Callable[..., TensorVerdict] = judged
 
 
 class TensorStep:
@@ -205,9 +205,9 @@ class TensorStep:
         columns, own = torch.arange(keys, device=device), torch.arange(rows, device=device)
         mask = (columns < before).repeat(rows, 1).index_copy(1, before + own, tree.sees)
         places = columns.index_copy(0, before + own, before + tree.depths)
-        return self.forward(self.target, Rows(tree.tokens, before + tree.depths, before + own, mask, places))
+        return self.forward(self.target, TensorRows(tree.tokens, before + tree.depths, before + own, mask, places))
 
-    def forward(self, lm: Model, rows: Rows, last_only: bool = False) -> Output:
+    def forward(self, lm: Model, rows: TensorRows, last_only: bool = False) -> Output:
         """Have the model's backend compute some rows, padded in front to what it takes."""
         count, keys = rows.mask.shape
         front = lm.backend.shape(count, 0)[0] - count

@@ -35,7 +35,7 @@ from opt_tree.decoder import Decoder
 from opt_tree.errors import counted
 from opt_tree.generation import Generation, check_prompt
 from opt_tree.history import History
-from opt_tree.integrations.left_padding import AtRow, Row, padded, padded_cache, unpadded
+from opt_tree.integrations.left_padding import AtRow, PaddedRow, padded, padded_cache, unpadded
 from opt_tree.models.capabilities import CACHE_NAMES, cache_name, unwrapped, virtual_tokens
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
@@ -137,7 +137,7 @@ def _generate(
     model_kwargs["cache"] = next((cache for cache in caches if cache is not None), None)
     kept = _kept_by_generate(model)
     if streamer is not None or kept["streamer"] is not None:
-        streamer = _Stream(kept["streamer"], True) if streamer is None else _Stream(streamer, False)
+        streamer = _EndedOnce(kept["streamer"], True) if streamer is None else _EndedOnce(streamer, False)
     try:
         config = generation_config or GenerationConfig()
         target = _target(decoder, model)
@@ -232,7 +232,7 @@ def _decode(
     ]
     for place, prompt in enumerate(asked.prompts):
         recorders.append(Recorder(rows=rows) if rows else None)
-        row = Row(asked.input_ids, place, len(prompt))
+        row = PaddedRow(asked.input_ids, place, len(prompt))
         processors = asked.processors if row.is_all else tuple(AtRow(one, row) for one in asked.processors)
         options = (room, Sampling(temperature, processors=processors), _Criteria(prompt, row, asked.criteria))
         check_prompt(prompt, decoder.target)
@@ -248,7 +248,7 @@ def _decode(
 class _Criteria:
     """transformers' stopping criteria as a rule of the loop: asked after every token, told the whole text."""
 
-    def __init__(self, prompt: list[int], row: Row, criteria: StoppingCriteriaList) -> None:
+    def __init__(self, prompt: list[int], row: PaddedRow, criteria: StoppingCriteriaList) -> None:
         self._row, self._criteria = row, criteria
         ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
         self.tokens = frozenset(token for ids in ends for token in ids.flatten().tolist())
@@ -266,7 +266,7 @@ class _Criteria:
         return _REASONS.get(names[0], names[0]) if names else None
 
 
-class _Stream:
+class _EndedOnce:
     """A streamer that is ended once, and is not given what `generate` has given it already: the prompt."""
 
     def __init__(self, streamer: Any, prompted: bool) -> None:

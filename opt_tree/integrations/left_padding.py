@@ -51,7 +51,7 @@ def padded_cache(
     return cache
 
 
-class Row:
+class PaddedRow:
     """One row of a batch, as what was made for the whole batch expects it: in its place, behind its padding."""
 
     def __init__(self, input_ids: Int[Tensor, "batch length"], place: int, length: int) -> None:
@@ -78,7 +78,7 @@ class Row:
 class AtRow(LogitsProcessor):
     """A batch's logits processor, asked about one row: it may count the padding in, or go by the number of the row."""
 
-    def __init__(self, process: Any, row: Row) -> None:
+    def __init__(self, process: Any, row: PaddedRow) -> None:
         self.process, self.row = process, row
 
     def __call__(self, input_ids: Tensor, scores: Float[Tensor, "1 vocab"]) -> Float[Tensor, "1 vocab"]:

@@ -13,7 +13,7 @@ from opt_tree.system.command_line import Parser, check_bounds, from_fields, opti
 
 
 @dataclass
-class Options:
+class ServeOptions:
     """What the server takes in, and how it decodes."""
 
     host: str = option("127.0.0.1", "0.0.0.0: for other machines, too")
@@ -40,7 +40,7 @@ class Options:
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until somebody stops it: SIGTERM and Ctrl-C let what is under way end. Returns 2 for bad input."""
-    parser = Parser(None, __doc__, Options)
+    parser = Parser(None, __doc__, ServeOptions)
     parser.add_argument("model", nargs="?", default="demo", help="a folder, .gguf, Hub id or known name")
     parser.add_argument(
         "--drafter", action="append", metavar="SPEC", help="several: requests choose; the first if none"
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def work() -> None:
         given = parser.parse_args(arguments)
-        work_of("opt_tree.integrations.serve:serve")(given.model, given.drafter or [], from_fields(Options, given))
+        work_of("opt_tree.integrations.serve:serve")(given.model, given.drafter or [], from_fields(ServeOptions, given))
 
     return run_command(work)
 
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from opt_tree.integrations.server.service import Service
 
 
-def serve(model: str, drafters: list[str], options: Options) -> None:
+def serve(model: str, drafters: list[str], options: ServeOptions) -> None:
     """Load and serve. Raises ValueError, before a model is loaded, for what is missing."""
     for spec in drafters:
         check_drafter(spec)
@@ -85,10 +85,10 @@ def serve(model: str, drafters: list[str], options: Options) -> None:
     uvicorn.run(new_app(service_of(model, drafters, options)), host=options.host, port=options.port)
 
 
-def service_of(model: str, drafters: list[str], options: Options) -> "Service":
+def service_of(model: str, drafters: list[str], options: ServeOptions) -> "Service":
     """Load a model and its drafters, by default the one that belongs to it."""
     from opt_tree.integrations.server.engine import Engine
-    from opt_tree.integrations.server.requests import Tree
+    from opt_tree.integrations.server.requests import TreeOptions
     from opt_tree.integrations.server.service import Limits, Service
 
     first = drafters[0] if drafters else drafter_of(model)
@@ -104,7 +104,7 @@ def service_of(model: str, drafters: list[str], options: Options) -> "Service":
     known = KNOWN.get(model)
     nodes, threshold = known.tree(options.weights) if known else (OptTree.nodes, OptTree.threshold)
     own = options.policy == "opt" and options.threshold is None
-    tree = Tree(
+    tree = TreeOptions(
         policy=options.policy,
         nodes=nodes if options.nodes is None else options.nodes,
         threshold=threshold if own else options.threshold,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from opt_tree.backend import Inputs
-from opt_tree.backends.body import Rows
+from opt_tree.backends.body import BodyCache
 from opt_tree.backends.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel, same_bits
 from opt_tree.backends.compiled import Compiled
 from opt_tree.backends.cuda_graphs import Captured
@@ -195,7 +195,7 @@ def _lanes(lm: "CausalLM", ids: list[int], lanes: int) -> Tensor:
     ]
     if isinstance(lm.engine, Compiled):
         return lm.engine.call(Inputs(ints, mask), kv).logits[-1]
-    return lm.eager.forward(Inputs(ints, mask), Rows(kv, ints[2], len(ids))).logits[-1]
+    return lm.eager.forward(Inputs(ints, mask), BodyCache(kv, ints[2], len(ids))).logits[-1]
 
 
 def _culprit(lm: "CausalLM", ids: list[int], number: int) -> str | None:

@@ -40,7 +40,7 @@ from opt_tree.models.tensor_parallel import Spread, ranks_of, tell
 from opt_tree.target import Forward, Output, TreeForward, shared
 
 if TYPE_CHECKING:
-    from opt_tree.models.split_target import Split
+    from opt_tree.models.split_target import SplitTarget
 
 __all__ = ["Buckets", "CausalLM", "Forward", "UnsupportedModelError", "check_tree_mask"]
 
@@ -65,7 +65,7 @@ class CausalLM(Model):
         super().__init__(model, _backend_of(model, buckets, self.ranks is not None))
         self.vocab, (self.max_context, self.context_note) = self._logits, context_limit(model)
         self.key_limit = key_limit(model)
-        self.ahead: Split | None = None
+        self.ahead: SplitTarget | None = None
         """Who scores the next tree, having run rows of it through the lower layers of this cache; None: nobody has."""
         self.places: Int[np.ndarray, " rows"] | None = None
         """Which pending row each row of the scored tree is, where `ahead` scored it."""

@@ -47,7 +47,7 @@ _REPLAYED = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Layer(Forward):
+class PathsForward(Forward):
     """Further tokens of paths that a drafter has begun, a batch row each: no positions, and nobody sees another."""
 
     rows: Int[np.ndarray, " paths"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -142,18 +142,18 @@ class ChainLM(Target):
         super().reset()
         self._forget()
 
-    def layer(self, rows: Int[np.ndarray, " paths"], tokens: Int[np.ndarray, " paths"]) -> "Layer":
+    def layer(self, rows: Int[np.ndarray, " paths"], tokens: Int[np.ndarray, " paths"]) -> "PathsForward":
         """Go on from rows of the last `layer`, or behind the context (row 0) the first time, by one token each.
 
         For a drafter, layer by layer. The next `text` drops these rows.
         """
         positions = np.full(len(tokens), self.length)  # which a batch of paths counts for itself
-        return Layer(self, tokens, positions, np.zeros((len(tokens), 0), dtype=bool), rows=rows)
+        return PathsForward(self, tokens, positions, np.zeros((len(tokens), 0), dtype=bool), rows=rows)
 
     @inference
     def run(self, forward: Forward) -> Output:
         """See `Target.run`."""
-        if isinstance(forward, Layer):
+        if isinstance(forward, PathsForward):
             return self._extend(forward.rows, forward.tokens)
         if isinstance(forward, TreeForward):
             assert forward.tree is not None

@@ -75,7 +75,7 @@ class UpperHalf(Model):
         return Inputs(sent, mask, features, forward.last_only)
 
 
-class Split:
+class SplitTarget:
     """The lower half of a target for a drafter to run, and the target's way to score a tree that was drafted with it.
 
     Slots behind the context, of a draft whose root and two nodes were expanded, and a tree of node 2 and two leaves:

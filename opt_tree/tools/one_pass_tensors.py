@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from opt_tree.answers import LogProbs
-from opt_tree.backends.tensor_drafter import Behind, Rows, TensorDrafter
+from opt_tree.backends.tensor_drafter import Behind, TensorDrafter, TensorRows
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool
 from opt_tree.methods.drafters.heads.blocks import BlockDrafter
@@ -203,5 +203,5 @@ class Masked(OfDepths):
         places = behind.length + torch.arange(count, device=behind.root.device)
         tokens, positions, slots = torch.cat([behind.missing, torch.stack([self._masks, places, places])], 1)
         features = [behind.features, self.drafter.of_masks(behind.features[-1:]).expand(count, -1)]
-        rows = Rows(tokens, positions, slots, columns <= slots[:, None], columns, torch.cat(features))
+        rows = TensorRows(tokens, positions, slots, columns <= slots[:, None], columns, torch.cat(features))
         return self._first(self.drafter.scores(behind.forward(self.lm, rows, last_only=True)))

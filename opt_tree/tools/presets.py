@@ -14,7 +14,7 @@ from opt_tree.errors import require
 from opt_tree.methods.controllers.beta_length import BetaLength
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength
 from opt_tree.methods.controllers.predicted import LengthPredictor, PredictedLength
-from opt_tree.methods.controllers.registry import Wanted, make_controller
+from opt_tree.methods.controllers.registry import ControllerRequest, make_controller
 from opt_tree.methods.controllers.selected import SelectedTree
 from opt_tree.methods.controllers.selector import Selector
 from opt_tree.methods.drafters.combined.rasd import BothTrees, Rasd
@@ -215,4 +215,4 @@ def controller(spec: str, target: AnyLM, drafter: Drafter, tree: OptTree, seed: 
         policy = controller("beta", pair.target, pair.drafter, OptTree(24, 0.3))
         Decoder(pair.target, pair.drafter, policy).generate(pair.encode("Why is the sky blue?"))
     """
-    return make_controller(spec, Wanted(target, tree, functools.partial(costs_of, target, drafter), seed))
+    return make_controller(spec, ControllerRequest(target, tree, functools.partial(costs_of, target, drafter), seed))

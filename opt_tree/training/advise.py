@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 from opt_tree.errors import counted
-from opt_tree.training.command_line import Parser, command, existing
+from opt_tree.training.command_line import TrainingParser, command, existing
 
 
-def new_parser() -> Parser:
-    parser = Parser("Is a drafter worth it on this machine, and with which tree?")
+def new_parser() -> TrainingParser:
+    parser = TrainingParser("Is a drafter worth it on this machine, and with which tree?")
     parser.add_argument("model", nargs="?", default="demo", help="folder, .gguf, Hub id or known name (%(default)s)")
     parser.add_argument("--drafter", help="folder or spec; by default what belongs to the model")
     parser.add_argument("--prompts", type=existing, nargs="+", help="the kind of text you ask for: .jsonl, or .txt")

@@ -26,7 +26,7 @@ def model_path(text: str) -> Path:
     return Path(text)
 
 
-class Parser(command_line.Parser):
+class TrainingParser(command_line.Parser):
     """A parser that also checks what numbers and names mean."""
 
     def __init__(self, description: str) -> None:
@@ -55,9 +55,9 @@ class Parser(command_line.Parser):
                 setattr(args, action.dest, Path(folder))
 
 
-def pair_parser(description: str, plan: object) -> Parser:
+def pair_parser(description: str, plan: object) -> TrainingParser:
     """Return a command line for what is trained on a target, its drafter and answers; `plan` gives further fields."""
-    parser = Parser(description)
+    parser = TrainingParser(description)
     parser.add_argument("--target", default="demo", help="model folder, Hub id or known name (default: %(default)s)")
     parser.add_argument("--drafter", default="eagle:demo", help="spec of what drafts (default: %(default)s)")
     parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
@@ -69,12 +69,12 @@ def pair_parser(description: str, plan: object) -> Parser:
     return parser
 
 
-def stream_parser(description: str, plan: object, reduced: bool = True) -> Parser:
+def stream_parser(description: str, plan: object, reduced: bool = True) -> TrainingParser:
     """Return a parser of the options that training from hidden states on disk has; `plan` gives the other fields.
 
     `reduced`: whether the head has a draft vocabulary.
     """
-    parser = Parser(description)
+    parser = TrainingParser(description)
     parser.add_argument("--target", type=model_path, required=True, help="model folder; its weights only are read")
     parser.add_argument("--features", type=existing, required=True, help="folder of `opt_tree.training.heads.features`")
     parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint and, in final/, the head")
@@ -87,7 +87,7 @@ def stream_parser(description: str, plan: object, reduced: bool = True) -> Parse
     return parser
 
 
-def command(new_parser: Callable[[], Parser], work: str) -> Callable[..., int]:
+def command(new_parser: Callable[[], TrainingParser], work: str) -> Callable[..., int]:
     """Return the `main` of a command: a function of its arguments, by default those of the process.
 
     `work` is a function of what was asked, "module:function", which is imported when the command line is understood.
@@ -96,7 +96,7 @@ def command(new_parser: Callable[[], Parser], work: str) -> Callable[..., int]:
 
 
 def run_command(
-    parser: Parser, work: Callable[[argparse.Namespace], None], arguments: Sequence[str] | None = None
+    parser: TrainingParser, work: Callable[[argparse.Namespace], None], arguments: Sequence[str] | None = None
 ) -> int:
     """Read the command line, set threads and seed and work; return the exit status.
 
@@ -111,7 +111,7 @@ def run_command(
     return command_line.run_command(command)
 
 
-def _prepare(parser: Parser, args: argparse.Namespace) -> None:
+def _prepare(parser: TrainingParser, args: argparse.Namespace) -> None:
     """Check what was asked, and set threads and seed, which are torch's."""
     with at_once():
         import torch

@@ -9,11 +9,11 @@ tokens.
 import sys
 from pathlib import Path
 
-from opt_tree.training.command_line import Parser, command, existing, model_path
+from opt_tree.training.command_line import TrainingParser, command, existing, model_path
 
 
-def new_parser() -> Parser:
-    parser = Parser("Write a target's own greedy answers to questions.")
+def new_parser() -> TrainingParser:
+    parser = TrainingParser("Write a target's own greedy answers to questions.")
     parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--questions", type=existing, nargs="+", required=True, help=".jsonl, or a line each")
     parser.add_argument("--output", type=Path, required=True, help="folder of the answers")

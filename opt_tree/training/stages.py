@@ -36,7 +36,7 @@ def alone_in(folder: Path) -> Iterator[int]:
 
 
 @dataclass
-class Work:
+class StagedRun:
     """A run: where it is, and how long it has been."""
 
     args: argparse.Namespace

@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from opt_tree.training.command_line import Parser, command, existing
+from opt_tree.training.command_line import TrainingParser, command, existing
 
 SHARES = {"eagle3": (0.33, 0.2), "eagle": (0.33, 0.2), "store": (0.7, 0.15)}
 """Of the minutes, by kind: for the answers, and for calibration and verdict. Features and head have the rest."""
@@ -29,8 +29,8 @@ def parse_size(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def new_parser() -> Parser:
-    parser = Parser("Make a drafter for a model, from the model's own answers.")
+def new_parser() -> TrainingParser:
+    parser = TrainingParser("Make a drafter for a model, from the model's own answers.")
     parser.add_argument("model", help="folder, Hub id or known name")
     parser.add_argument("--data", type=existing, nargs="+", help="prompts, .jsonl or a line each (default: our own)")
     parser.add_argument("--kind", choices=tuple(SHARES), default="eagle3", help="what is trained (%(default)s)")
@@ -61,7 +61,7 @@ from opt_tree.models.checkpoints import check_is_folder
 from opt_tree.models.named import resolve
 from opt_tree.system.files import write_text
 from opt_tree.training.prompts import default_prompts, read_prompts
-from opt_tree.training.stages import STATE, Work, alone_in
+from opt_tree.training.stages import STATE, StagedRun, alone_in
 
 CALIBRATED, JUDGED = 20, 24
 """Held-out prompts: the first ones calibrate, those behind them are the verdict's."""
@@ -86,7 +86,7 @@ def train(args: argparse.Namespace) -> None:
     shown = "{desc} |{bar}| {percentage:3.0f} %"
     bar = tqdm(total=total, initial=min(spent, total), bar_format=shown, disable=None)
     with alone_in(args.output) as lock, bar:
-        work = Work(args, state, bar, lock)
+        work = StagedRun(args, state, bar, lock)
         work.save()
         for name, some in prompts.items():
             write_text(args.output / f"{name}.jsonl", "".join(json.dumps({"prompt": text}) + "\n" for text in some))
@@ -130,7 +130,7 @@ def _state(args: argparse.Namespace, prompts: dict[str, list[str]]) -> dict[str,
     return known
 
 
-def _parts(work: Work, config: Any) -> list[str]:
+def _parts(work: StagedRun, config: Any) -> list[str]:
     """Make the parts that are not there yet; return their specs: the head, if one was asked for, and the store."""
     layers = chosen_layers(None, config.num_hidden_layers) if work.args.kind == "eagle3" else ()
     _once(work, "answers", lambda: _answers(work, config, layers))
@@ -143,7 +143,7 @@ def _parts(work: Work, config: Any) -> list[str]:
     return ["eagle:{here}/head", "store:{here}/store"]
 
 
-def _once(work: Work, name: str, stage: Callable[[], object]) -> None:
+def _once(work: StagedRun, name: str, stage: Callable[[], object]) -> None:
     """Run a stage unless an earlier run has."""
     if not work.state.get(name):
         stage()
@@ -151,7 +151,7 @@ def _once(work: Work, name: str, stage: Callable[[], object]) -> None:
         work.save()
 
 
-def _answers(work: Work, config: Any, layers: Sequence[int]) -> None:
+def _answers(work: StagedRun, config: Any, layers: Sequence[int]) -> None:
     """The model's answers, for their share of the minutes, and no more than the disk holds with their features."""
     args, output = work.args, work.args.output
     seconds = max(SHARES[args.kind][0] * 60 * args.minutes - work.state["seconds"], 30.0)
@@ -162,21 +162,21 @@ def _answers(work: Work, config: Any, layers: Sequence[int]) -> None:
     work.run("the model's own answers", seconds, "training.outputs", *words)
 
 
-def _store(work: Work, config: Any) -> None:
+def _store(work: StagedRun, config: Any) -> None:
     output = work.args.output
     words = ("--target", work.args.model, "--answers", output / "answers", "--output", output / "store")
     words += ("--max-mib", 8, "--vocab", config.vocab_size)
     work.run("a store of its answers", 20, "training.fitting.store", *words)
 
 
-def _features(work: Work, layers: Sequence[int]) -> None:
+def _features(work: StagedRun, layers: Sequence[int]) -> None:
     args, output = work.args, work.args.output
     words = ("--target", args.model, "--answers", output / "answers", "--output", output / "features")
     words += (f"--layers={','.join(map(str, (-1, *layers)))}", "--threads", args.threads)
     work.run("its hidden states", 0.15 * 60 * args.minutes, "training.heads.features", *words)
 
 
-def _head(work: Work, config: Any) -> None:
+def _head(work: StagedRun, config: Any) -> None:
     """A head, in the minutes that answers and features have left; a run that goes on keeps to what it was given."""
     args, output = work.args, work.args.output
     if "head_minutes" not in work.state:
@@ -194,7 +194,7 @@ def _head(work: Work, config: Any) -> None:
     work.run("the head", 60 * minutes, "training.heads.train", *words)
 
 
-def _calibrate(work: Work) -> None:
+def _calibrate(work: StagedRun) -> None:
     """A head that learned too little for any temperature to fit stays bare."""
     args, output = work.args, work.args.output
     words = ("--target", args.model, "--drafter", f"eagle:{output / 'head'}", "--prompts", output / "calibrate.jsonl")
@@ -219,7 +219,7 @@ def _placed(args: argparse.Namespace, spec: str) -> str:
     return spec.replace("{here}", str(args.output))
 
 
-def _judge(work: Work, spec: str) -> dict[str, Any]:
+def _judge(work: StagedRun, spec: str) -> dict[str, Any]:
     """What `advise` says of a drafter on the held-out prompts."""
     if spec not in work.state["verdicts"]:
         args, seconds = work.args, max(10.0, min(60 * work.args.minutes / 40, 90.0))

@@ -22,7 +22,7 @@ from methods.drafters.test_parallel_spec import SOME, head_of
 
 from opt_tree import Buckets, Sampling, Stop, generate_batch
 from opt_tree.backends.device_decoder import DEVICE, DeviceDecoder
-from opt_tree.backends.device_step import Asked, DeviceStep
+from opt_tree.backends.device_step import DeviceStep, StepStart
 from opt_tree.backends.fused import fused_glue
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
@@ -501,7 +501,7 @@ def test_a_step_refuses_more_rows_than_its_shape_has():
     step = device._tensor_step()
     forward = device.drafter.lm.text([1, 2, 3])
     with pytest.raises(ValueError, match="catches up with 1 to 2 rows of the drafter, got 3"):
-        step.begin(Asked(forward, 3, np.arange(0), 2, Sampling(), np.arange(0)))
+        step.begin(StepStart(forward, 3, np.arange(0), 2, Sampling(), np.arange(0)))
 
 
 def test_whole_numbers_may_be_written_as_fractions():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from opt_tree import Decoder, OptTree, Sampling, Static, Stop
 from opt_tree.backends.batch import shared_forwards
-from opt_tree.integrations.serve import Options, service_of
+from opt_tree.integrations.serve import ServeOptions, service_of
 from opt_tree.integrations.server.answer_text import AnswerText, decoded
 from opt_tree.methods.policies.eagle2 import Eagle2
 
@@ -29,7 +29,7 @@ class Running:
     """A server in a thread, and a client of it."""
 
     def __init__(self) -> None:
-        options = Options(dtype="float32", lanes=3, queue=2, nodes=10, threshold=0.2, served_name="small")
+        options = ServeOptions(dtype="float32", lanes=3, queue=2, nodes=10, threshold=0.2, served_name="small")
         self.service = service_of("demo", ["eagle:demo", "ngram"], options)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.server = uvicorn.Server(uvicorn.Config(app.new_app(self.service), log_level="error"))
@@ -216,7 +216,7 @@ def test_what_cannot_be_had_is_refused_by_its_name(running, field):
 @pytest.mark.slow
 def test_a_tree_that_there_is_not_is_told_before_anybody_asks():
     with pytest.raises(ValueError, match="the server's own tree: no policy is called 'opd'; there are binary,"):
-        service_of("demo", ["ngram"], Options(dtype="float32", lanes=1, policy="opd"))
+        service_of("demo", ["ngram"], ServeOptions(dtype="float32", lanes=1, policy="opd"))
 
 
 def test_what_is_too_long_is_refused(running):

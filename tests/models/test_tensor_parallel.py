@@ -21,7 +21,7 @@ from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.checkpoints import load_causal_lm
-from opt_tree.models.split_target import Split
+from opt_tree.models.split_target import SplitTarget
 from opt_tree.models.tensor_parallel import LostRankError
 from opt_tree.opt import OptTree
 from opt_tree.sampling import Sampling
@@ -146,7 +146,7 @@ def refusals(target: CausalLM, rank: int) -> list[str]:
         told(lambda: decoder.generate([])),
         told(lambda: decoder.generate(IDS, stop=rule), RuntimeError),
         told(lambda: target.model.generate(torch.tensor([IDS]), do_sample=False, **cache)),
-        told(lambda: Split(target, 1), UnsupportedModelError),
+        told(lambda: SplitTarget(target, 1), UnsupportedModelError),
         told(lambda: ChainLM(target.model), UnsupportedModelError),
         trace(decoder.generate(IDS, 4)),
     ]

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, TreePolicy, load_pair
 from opt_tree.answers import LogProbs
 from opt_tree.children import TopK
-from opt_tree.methods.children.drawn import Layer
+from opt_tree.methods.children.drawn import DrawnLayer
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.rheo import Rheo
@@ -52,7 +52,7 @@ LEAST = 5.0
 class BestAsDrawn(IID):
     """The most probable tokens passed off as independent draws, which `verifiers.check` cannot see."""
 
-    def pick(self, layer: Layer, random: Random) -> Picked:
+    def pick(self, layer: DrawnLayer, random: Random) -> Picked:
         """See `Drawn.pick`."""
         assert isinstance(self.per_node, int)
         picked = TopK(self.per_node).pick(LogProbs(layer.log_probs), layer.above, layer.floor)

@@ -30,9 +30,9 @@ from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.eagle import new_head, passes, save_head
 from opt_tree.training.heads.eagle3 import new_eagle3_head
 from opt_tree.training.heads.features import COUNTS, load_part
-from opt_tree.training.heads.head_loss import Goal, HeadLoss, Judged, Wanted
+from opt_tree.training.heads.head_loss import Goal, HeadLoss, JudgedEntropy, TargetSide
 from opt_tree.training.heads.run import Training
-from opt_tree.training.heads.train import Plan
+from opt_tree.training.heads.train import HeadPlan
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_the_judgement_is_the_cross_entropy_of_whole_laws(hard, shared):
     estimates, states = torch.randn(2, 300, 8, requires_grad=True), torch.randn(300, 8)
     output, weights = torch.randn(20, 8), (torch.rand(2, 300) < 0.7).float()
     own = output if shared else torch.randn(20, 8, requires_grad=True)
-    loss, equal = Judged.apply(estimates, weights, own, Wanted(states, output, hard))
+    loss, equal = JudgedEntropy.apply(estimates, weights, own, TargetSide(states, output, hard))
     law = (states @ output.T).softmax(-1)
     goal = (1 - hard) * law + hard * nn.functional.one_hot(law.argmax(-1), 20)
     logits = estimates @ own.T
@@ -426,7 +426,7 @@ def test_the_mean_of_the_weights_is_what_is_kept(folder, tmp_path, target):
     head = new_head(target.model).float()
     output = target.model.get_output_embeddings().weight.detach().to(torch.bfloat16)
     documents = Documents(folder / "features", 200, (-1,))
-    plan = Plan(lr=1e-2, average=0.5)
+    plan = HeadPlan(lr=1e-2, average=0.5)
     training = Training(HeadLoss(head, output), documents, plan, tmp_path)
     mean = head.fc.weight.detach().clone()
     for step in range(1, 13):
@@ -462,7 +462,7 @@ def test_the_loss_falls_on_what_is_seen_again(folder, target):
     kept = most_frequent(np.load(folder / "features" / COUNTS), 40, "target")
     output = target.model.get_output_embeddings().weight.detach()[kept].to(torch.bfloat16)
     head = new_eagle3_head(target.model, 40).float()
-    training = Training(HeadLoss(head, output, tokens=kept), documents, Plan(lr=1e-2), Path())
+    training = Training(HeadLoss(head, output, tokens=kept), documents, HeadPlan(lr=1e-2), Path())
     batch = documents[documents.train[0]]
     before = head.lm_head.weight.detach().clone()
     losses = [float(training.step(batch)[0][-1]) for _ in range(25)]

@@ -40,7 +40,7 @@ def stages(monkeypatch):
         assert importlib.import_module(f"opt_tree.{module}").main([str(word) for word in words]) == 0
         return ""
 
-    monkeypatch.setattr(stage_runner.Work, "run", run)
+    monkeypatch.setattr(stage_runner.StagedRun, "run", run)
     return ran
 
 
@@ -75,13 +75,13 @@ RUN = """
 import argparse, sys
 from pathlib import Path
 from tqdm import tqdm
-from opt_tree.training.stages import Work, alone_in
+from opt_tree.training.stages import StagedRun, alone_in
 
 folder = Path(sys.argv[1])
 sys.executable = str(folder / "stage")
 with alone_in(folder) as lock:
     args = argparse.Namespace(output=folder, minutes=1.0)
-    Work(args, {"seconds": 0.0}, tqdm(total=60, disable=True), lock).run("a stage", 5.0, "any")
+    StagedRun(args, {"seconds": 0.0}, tqdm(total=60, disable=True), lock).run("a stage", 5.0, "any")
 """
 STAGE = """#!/bin/sh
 echo begun > "$(dirname "$0")/begun"
@@ -125,7 +125,7 @@ def wait_until(so):
 
 def test_a_stage_that_fails_is_one_line_and_its_log_is_kept(tmp_path):
     bar = tqdm(total=60, disable=True)
-    work = stage_runner.Work(argparse.Namespace(output=tmp_path, minutes=1.0), {"seconds": 0.0}, bar)
+    work = stage_runner.StagedRun(argparse.Namespace(output=tmp_path, minutes=1.0), {"seconds": 0.0}, bar)
     with pytest.raises(ValueError, match=r"^a stage failed: no command 'nosuch' \(all of it is in .*log\.txt\)$"):
         work.run("a stage", 5.0, "__main__", "nosuch")
     assert work.state["seconds"] > 0 and json.loads((tmp_path / stage_runner.STATE).read_text()) == work.state

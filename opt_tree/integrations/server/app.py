@@ -19,9 +19,9 @@ from starlette.exceptions import HTTPException
 
 from opt_tree.errors import one_line
 from opt_tree.generation import Generation
-from opt_tree.integrations.server.engine import Full, Job, Part
+from opt_tree.integrations.server.engine import Full, Job, NewText
 from opt_tree.integrations.server.replies import Json, Reply, problem
-from opt_tree.integrations.server.requests import Asked, Chat, Completion, Refused, first_mistake
+from opt_tree.integrations.server.requests import BaseRequest, Chat, Completion, Refused, first_mistake
 from opt_tree.integrations.server.service import Service
 
 BODY = 1 << 20
@@ -79,7 +79,7 @@ def _described(service: Service) -> Json:
     return {"id": service.name, "object": "model", "created": int(time.time()), "owned_by": "opt_tree", "opt_tree": own}
 
 
-async def _answer(service: Service, asked: Asked, request: Request) -> Response:
+async def _answer(service: Service, asked: BaseRequest, request: Request) -> Response:
     """Have a request answered, whole or as a stream."""
     jobs = service.jobs(asked)
     told: asyncio.Queue[Any] = asyncio.Queue()
@@ -118,7 +118,7 @@ async def _pieces(reply: Reply, told: asyncio.Queue[Any]) -> AsyncIterator[Json]
     """The pieces of all choices as they come, until all are over. Raises Refused for an error of the engine's."""
     while any(choice.generation is None for choice in reply.choices):
         index, what = await told.get()
-        if not isinstance(what, (Part, Generation)):
+        if not isinstance(what, (NewText, Generation)):
             raise Refused(500, one_line(what)) from what
         if (piece := reply.choices[index].take(what)) is not None:
             yield piece

@@ -36,7 +36,7 @@ class _Gone(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class NewText:
     """What one step added to a text."""
 
     tokens: list[int]
@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Read(Part):
+class Read(NewText):
     """What the target says of a prompt's tokens, before the first part: of all but the first token of it."""
 
 
@@ -67,14 +67,14 @@ class Job:
     """How many of the likeliest tokens are told at each place; None: no log-probabilities at all."""
     echo: bool = False
     """Whether the prompt is told of, too."""
-    tell: Callable[[Part | Generation | Exception], None] = print
+    tell: Callable[[NewText | Generation | Exception], None] = print
     """Told each part, then the generation; or an error. Called in the engine's thread."""
     gone: bool = False
     """Whether nobody wants it any more."""
 
 
 @dataclass
-class _Stream:
+class _JobStream:
     """Where a decoder puts the tokens of a job's steps: behind its prompt, as transformers' streamers are told."""
 
     job: Job
@@ -90,7 +90,7 @@ class _Stream:
             return
         start, self.told = self.told, self.told + len(tokens)
         own, top = ([], None) if self.recorder is None else self.recorder.told(self.told)
-        self.job.tell(Part(tokens.tolist(), own[start:], (top or [])[start:]))
+        self.job.tell(NewText(tokens.tolist(), own[start:], (top or [])[start:]))
 
     def end(self) -> None:
         """The generation itself says so."""
@@ -192,7 +192,7 @@ class Engine:
             decoder.lanes = len(self._lanes)
             if job.echo:
                 job.tell((yield from _read(target, job)))
-            stream = _Stream(job, recorder)
+            stream = _JobStream(job, recorder)
             prompt, most, sampling, stop, seed = job.prompt, job.max_new_tokens, job.sampling, job.stop, job.seed
             job.tell((yield from decoder.answer(prompt, most, sampling, stop, stream, seed, log_probs=recorder)))
         except _Gone:

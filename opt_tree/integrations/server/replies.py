@@ -12,7 +12,7 @@ from typing import Any
 
 from opt_tree.generation import Generation
 from opt_tree.integrations.server.answer_text import AnswerText, decoded
-from opt_tree.integrations.server.engine import Job, Part, Read
+from opt_tree.integrations.server.engine import Job, NewText, Read
 from opt_tree.integrations.server.requests import Refused
 from opt_tree.integrations.server.service import Service
 
@@ -26,7 +26,7 @@ def problem(refused: Refused) -> Json:
 
 
 @dataclass
-class Choice:
+class ReplyChoice:
     """One answer that grows."""
 
     service: Service
@@ -44,7 +44,7 @@ class Choice:
         self._echo = ""
         """The prompt, where it is a part of the answer."""
 
-    def take(self, told: Part | Generation) -> Json | None:
+    def take(self, told: NewText | Generation) -> Json | None:
         """Take in what the engine tells; return what of it goes into a stream, None where nothing does."""
         if isinstance(told, Generation):
             self.generation = told
@@ -115,7 +115,7 @@ class Reply:
     """The answer to one request: a choice for each of its prompts."""
 
     def __init__(self, service: Service, jobs: Sequence[Job], chat: bool) -> None:
-        self.choices = [Choice(service, job, index, chat) for index, job in enumerate(jobs)]
+        self.choices = [ReplyChoice(service, job, index, chat) for index, job in enumerate(jobs)]
         self._chat = chat
         self._head: Json = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",

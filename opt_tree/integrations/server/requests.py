@@ -40,7 +40,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Tree(Strict):
+class TreeOptions(Strict):
     """The draft tree of a request; what is left out is the server's."""
 
     policy: str | None = None
@@ -54,7 +54,7 @@ class StreamOptions(Strict):
     include_usage: bool = False
 
 
-class Asked(Strict):
+class BaseRequest(Strict):
     """What both kinds of request have in common."""
 
     model: str
@@ -68,7 +68,7 @@ class Asked(Strict):
     user: str | None = None
     """Whose request it is; nothing depends on it."""
     drafter: str | None = None
-    tree: Tree | None = None
+    tree: TreeOptions | None = None
     n: Annotated[Any, only(1, None)] = 1
     presence_penalty: Annotated[Any, only(0, None)] = 0
     frequency_penalty: Annotated[Any, only(0, None)] = 0
@@ -89,7 +89,7 @@ class Asked(Strict):
         """How many of the likeliest tokens are told at each place; None: no log-probabilities."""
 
     @model_validator(mode="after")
-    def _streams(self) -> "Asked":
+    def _streams(self) -> "BaseRequest":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options goes with stream: true")
         return self
@@ -114,7 +114,7 @@ class Message(Strict):
         return {"role": self.role, "content": "".join(parts)}
 
 
-class Chat(Asked):
+class Chat(BaseRequest):
     """A request of /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
@@ -142,7 +142,7 @@ class Chat(Asked):
         return self
 
 
-class Completion(Asked):
+class Completion(BaseRequest):
     """A request of /v1/completions."""
 
     prompt: Text | Tokens | Annotated[list[Text] | list[Tokens], Field(min_length=1)]

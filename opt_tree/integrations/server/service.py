@@ -12,7 +12,7 @@ from opt_tree.decode import check_policies
 from opt_tree.drafter import Drafter
 from opt_tree.generation import check_prompt
 from opt_tree.integrations.server.engine import Engine, Job
-from opt_tree.integrations.server.requests import Asked, Chat, Completion, Refused, Tree
+from opt_tree.integrations.server.requests import BaseRequest, Chat, Completion, Refused, TreeOptions
 from opt_tree.methods.policies.registry import POLICIES, make_policy, parameters
 from opt_tree.methods.policies.static import Static
 from opt_tree.policy import TreePolicy
@@ -34,7 +34,7 @@ class Limits:
     """Of an answer."""
     nodes: int
     """Drafted nodes of a tree."""
-    tree: Tree
+    tree: TreeOptions
 
 
 class Service:
@@ -52,15 +52,15 @@ class Service:
         self.context = min(limits.context, pair.target.max_context)
         """Tokens of a prompt and its answer together, at most."""
         try:
-            self._drafting(None, Tree())
+            self._drafting(None, TreeOptions())
         except Refused as refused:
             raise ValueError(f"the server's own tree: {refused}") from refused
 
-    def jobs(self, asked: Asked) -> list[Job]:
+    def jobs(self, asked: BaseRequest) -> list[Job]:
         """The texts that a request asks for, one for each prompt. Raises Refused for what cannot be had."""
         if asked.model != self.name:
             raise Refused(404, f"no model is called {asked.model!r} here; there is {self.name!r}", "model")
-        drafter, policy = self._drafting(asked.drafter, asked.tree or Tree())
+        drafter, policy = self._drafting(asked.drafter, asked.tree or TreeOptions())
         temperature, top_p = (1.0 if one is None else one for one in (asked.temperature, asked.top_p))
         stop = replace(self.pair.stop, strings=asked.stops, tokenizer=self.pair.tokenizer)
         seed = random.randrange(2**31) if asked.seed is None else asked.seed
@@ -77,7 +77,7 @@ class Service:
             raise Refused(400, f"{len(found)} prompts are more than the {self.engine.most} that wait at most", "prompt")
         return found
 
-    def _prompts(self, asked: Asked) -> list[list[int]]:
+    def _prompts(self, asked: BaseRequest) -> list[list[int]]:
         if isinstance(asked, Chat):
             if not getattr(self.tokenizer, "chat_template", None):
                 raise Refused(400, f"{self.name} has no chat template: ask /v1/completions", "messages")
@@ -86,7 +86,7 @@ class Service:
         given = asked.prompts
         return [self.tokenizer(one).input_ids if isinstance(one, str) else list(one) for one in given]
 
-    def _new_tokens(self, asked: Asked, prompt: list[int]) -> int:
+    def _new_tokens(self, asked: BaseRequest, prompt: list[int]) -> int:
         """How many new tokens a text may have. Raises Refused where there is no room for as many as are asked for."""
         room, most = self.context - len(prompt), asked.most
         if most is None and room > 0:
@@ -98,7 +98,7 @@ class Service:
             raise Refused(400, f"{wanted} are more than {self.context}", code="context_length_exceeded")
         return most
 
-    def _drafting(self, named: str | None, tree: Tree) -> tuple[str | None, TreePolicy]:
+    def _drafting(self, named: str | None, tree: TreeOptions) -> tuple[str | None, TreePolicy]:
         """The drafter's name and the tree policy; None: decoded plainly."""
         drafter = next(iter(self.drafters)) if named is None else named
         if drafter not in self.drafters:

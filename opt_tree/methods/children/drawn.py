@@ -20,7 +20,7 @@ from opt_tree.sampling import Sampling
 from opt_tree.tree import Tree, fetch, on_host, send
 
 
-class Layer(NamedTuple):
+class DrawnLayer(NamedTuple):
     """What children of a frontier are drawn from, and what a child must be to matter."""
 
     log_probs: Float[Tensor, "frontier vocab"]
@@ -37,7 +37,7 @@ class Drawn(ABC):
     """A kind of children that are drawn."""
 
     @abstractmethod
-    def pick(self, layer: Layer, random: Random) -> Picked:
+    def pick(self, layer: DrawnLayer, random: Random) -> Picked:
         """Draw the children of a layer; tokens of log-probability -inf are never among them."""
 
     def pool(self, root: int, sampling: Sampling, random: Random) -> "DrawnPool":
@@ -64,7 +64,7 @@ class DrawnPool(CandidatePool):
 
     def add(self, answer: LogProbs) -> None:
         log_probs = self._equal.spread(self._sampling.warp(answer.over_vocabulary()))
-        picked = self.children.pick(Layer(log_probs, self._above, self.depth, self.floor), self._random)
+        picked = self.children.pick(DrawnLayer(log_probs, self._above, self.depth, self.floor), self._random)
         self._store(picked)
         self._equal.add(self.parents[self.layer :], self.tokens[self.layer :])
         reach = picked.path_log_probs if picked.reach is None else picked.reach
@@ -136,7 +136,7 @@ class EqualSiblings:
         return torch.cat(self._answers) if self._answers else None
 
 
-class Known(NamedTuple):
+class KnownLayer(NamedTuple):
     """What is known of a layer: whatever is drawn is drawn from these rows and columns."""
 
     log_probs: Float[Tensor, "known columns"]
@@ -151,7 +151,7 @@ class Known(NamedTuple):
         return columns if self.among is None else self.among.tokens[columns]
 
 
-def known(layer: Layer) -> Known:
+def known(layer: DrawnLayer) -> KnownLayer:
     """Leave out the rows of -inf; and the tokens that are -inf everywhere, where few are not (behind a top-p cut).
 
     On a device all stays, since the host would wait for what is left: `read` drops the children of such rows.
@@ -159,13 +159,13 @@ def known(layer: Layer) -> Known:
     log_probs, among = layer.log_probs, few_possible(layer.log_probs)
     above = send(layer.above, log_probs.device, log_probs.dtype)
     if not on_host(log_probs):
-        return Known(log_probs, above[:, None], torch.arange(len(log_probs), device=above.device)[:, None], None)
+        return KnownLayer(log_probs, above[:, None], torch.arange(len(log_probs), device=above.device)[:, None], None)
     if among is not None:
         log_probs = log_probs.index_select(1, among.tokens)
     rows = log_probs.isneginf().all(1).logical_not_().nonzero().squeeze(1)
     if len(rows) < len(log_probs):
         log_probs, above = log_probs[rows], above[rows]
-    return Known(log_probs, above[:, None], rows[:, None], among)
+    return KnownLayer(log_probs, above[:, None], rows[:, None], among)
 
 
 def read(

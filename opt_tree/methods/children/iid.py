@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from opt_tree.answers import probs_of
-from opt_tree.methods.children.drawn import Drawn, Layer, check_siblings, known, read, siblings_at
+from opt_tree.methods.children.drawn import Drawn, DrawnLayer, check_siblings, known, read, siblings_at
 from opt_tree.pool import Picked
 from opt_tree.random import Random
 
@@ -23,7 +23,7 @@ class IID(Drawn):
     def __post_init__(self) -> None:
         check_siblings(self.per_node)
 
-    def pick(self, layer: Layer, random: Random) -> Picked:
+    def pick(self, layer: DrawnLayer, random: Random) -> Picked:
         """See `Drawn.pick`. Every draw of a node has the same reach: the node's."""
         facts = known(layer)
         columns = random.iid(probs_of(facts.log_probs), siblings_at(self.per_node, layer.depth))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from opt_tree.answers import probs_of
-from opt_tree.methods.children.drawn import Drawn, Layer, check_siblings, known, read, siblings_at
+from opt_tree.methods.children.drawn import Drawn, DrawnLayer, check_siblings, known, read, siblings_at
 from opt_tree.pool import Picked
 from opt_tree.random import Random
 
@@ -35,7 +35,7 @@ class WithoutReplacement(Drawn):
     def budget(self) -> int | None:
         return self.total
 
-    def pick(self, layer: Layer, random: Random) -> Picked:
+    def pick(self, layer: DrawnLayer, random: Random) -> Picked:
         """See `Drawn.pick`."""
         facts = known(layer)
         probs = probs_of(facts.log_probs)

@@ -12,7 +12,7 @@ import numpy as np
 
 from opt_tree.answers import LogProbs
 from opt_tree.errors import counted
-from opt_tree.methods.controllers.registry import Wanted, register
+from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.costs import DECAY, Costs
 from opt_tree.methods.policies.priced import KNOTS, Priced
 from opt_tree.methods.policies.static import Static
@@ -147,5 +147,5 @@ class Auto(TreePolicy):
 
 
 @register("auto", about="nodes and layers by what they cost on this machine, no tree where drafting does not pay")
-def _make(path: str, wanted: Wanted) -> Auto:
+def _make(path: str, wanted: ControllerRequest) -> Auto:
     return Auto(wanted.costs(), wanted.tree.nodes, wanted.tree.max_depth)

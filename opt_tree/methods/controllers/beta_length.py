@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from opt_tree.answers import LogProbs
-from opt_tree.methods.controllers.registry import Wanted, register
+from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.static import Static
 from opt_tree.policy import TreePolicy
 from opt_tree.step import Outcome, Step
@@ -52,5 +52,5 @@ class BetaLength(TreePolicy):
 
 
 @register("beta", about="the length of a chain, by a posterior of the acceptance rate (EESD)", paper="2406.03853")
-def _make(path: str, wanted: Wanted) -> BetaLength:
+def _make(path: str, wanted: ControllerRequest) -> BetaLength:
     return BetaLength(wanted.tree.max_depth, seed=wanted.seed)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from opt_tree.answers import LogProbs
-from opt_tree.methods.controllers.registry import Wanted, register
+from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.threshold_chain import Chain
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
@@ -87,5 +87,5 @@ class CalibratedLength(TreePolicy):
 @register(
     "calibrated", about="the length of a chain, by the drafter's probabilities and their error", paper="2406.03853"
 )
-def _make(path: str, wanted: Wanted) -> CalibratedLength:
+def _make(path: str, wanted: ControllerRequest) -> CalibratedLength:
     return CalibratedLength(wanted.tree.max_depth, wanted.seed)

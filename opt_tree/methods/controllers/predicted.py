@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opt_tree.answers import LogProbs
-from opt_tree.methods.controllers.registry import Wanted, register
+from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
@@ -121,5 +121,5 @@ class PredictedLength(TreePolicy):
     paper="2412.18910",
     part="length",
 )
-def _make(path: str, wanted: Wanted) -> PredictedLength:
+def _make(path: str, wanted: ControllerRequest) -> PredictedLength:
     return PredictedLength(LengthPredictor.load(path, wanted.features), wanted.features)

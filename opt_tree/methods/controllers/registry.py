@@ -16,7 +16,7 @@ from opt_tree.policy import TreePolicy, chooses
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ControllerRequest:
     """What a controller by name is made of."""
 
     target: AnyLM
@@ -35,7 +35,7 @@ class Wanted:
         return self.target
 
 
-Make = Callable[[str, Wanted], TreePolicy]
+Make = Callable[[str, ControllerRequest], TreePolicy]
 """From the folder that a spec names, empty for a controller that reads no files."""
 
 
@@ -68,7 +68,7 @@ def parse_controller(spec: str) -> tuple[str, str]:
     return name, path
 
 
-def make_controller(spec: str, wanted: Wanted) -> TreePolicy:
+def make_controller(spec: str, wanted: ControllerRequest) -> TreePolicy:
     """Make the controller of a spec: `auto`, `beta`, `predicted:demo`.
 
     Raises ValueError as `parse_controller` does, and CheckpointError for a folder that holds nothing for this target.

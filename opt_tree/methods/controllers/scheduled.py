@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from opt_tree.answers import LogProbs
 from opt_tree.errors import require
-from opt_tree.methods.controllers.registry import Wanted, register
+from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.static import Static
 from opt_tree.policy import TreePolicy, check_grows
 from opt_tree.step import Outcome, Step
@@ -41,5 +41,5 @@ class Scheduled(TreePolicy):
 
 
 @register("scheduled", about="a step with the tree, a step without, by turns: for measuring")
-def _make(path: str, wanted: Wanted) -> Scheduled:
+def _make(path: str, wanted: ControllerRequest) -> Scheduled:
     return Scheduled([wanted.tree, Static.empty()])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from opt_tree.answers import LogProbs, log_probs_of
 from opt_tree.children import Children
-from opt_tree.methods.controllers.selector import Known, Selector
+from opt_tree.methods.controllers.selector import RootFacts, Selector
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
 from opt_tree.step import Outcome, Step
@@ -30,7 +30,7 @@ _MOST = 20.0
 
 
 @dataclass(frozen=True)
-class Judged(TreePolicy):
+class JudgedPolicy(TreePolicy):
     """The tree of a policy, and who judges it above temperature 0."""
 
     policy: TreePolicy
@@ -52,7 +52,7 @@ class Judged(TreePolicy):
 
 
 @runtime_checkable
-class Noted(Protocol):
+class HasNoted(Protocol):
     """What a model left of one token."""
 
     @property
@@ -63,15 +63,15 @@ class Noted(Protocol):
 
 
 @runtime_checkable
-class Sight(Protocol):
+class DrafterSight(Protocol):
     """What a selector sees of the drafter; `opt_tree.methods.drafters.seen` has it."""
 
     @property
-    def before(self) -> Noted | None:
+    def before(self) -> HasNoted | None:
         """Of the token before the root."""
 
     @property
-    def rows(self) -> Sequence[Noted]:
+    def rows(self) -> Sequence[HasNoted]:
         """Of the root first."""
 
 
@@ -89,9 +89,9 @@ class SelectedTree(TreePolicy):
     features = (LAST,)
     reads_root = True
 
-    def __init__(self, selector: Selector, seen: Sight) -> None:
+    def __init__(self, selector: Selector, seen: DrafterSight) -> None:
         self.selector, self.seen = selector, seen
-        self.policies = tuple(Judged(action.policy, selector.choice.judge) for action in selector.choice.actions)
+        self.policies = tuple(JudgedPolicy(action.policy, selector.choice.judge) for action in selector.choice.actions)
         self._target: tuple[Tensor, Tensor] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SelectedTree":
@@ -112,7 +112,7 @@ class SelectedTree(TreePolicy):
         (logits,) = fetch(self.selector(known))
         return self.policies[int(logits[0].argmax())]
 
-    def known(self, context: list[int], root: LogProbs) -> Known | None:
+    def known(self, context: list[int], root: LogProbs) -> RootFacts | None:
         """What the network reads; None where the token before the root is not known.
 
         Scalars: entropies of target and drafter behind that token and of the drafter behind the root; divergences of
@@ -133,7 +133,7 @@ class SelectedTree(TreePolicy):
         told += [costs.draft(1, 0), costs.score(1)]
         states = (state, before.state, self.seen.rows[0].state)
         device = self.selector.mean.device
-        return Known(tuple(one.to(device) for one in states), torch.tensor([told], device=device))
+        return RootFacts(tuple(one.to(device) for one in states), torch.tensor([told], device=device))
 
 
 def _kept(state: Float[Tensor, "1 hidden"], logits: Float[Tensor, "1 vocab"]) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ class Action(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
+class TreeMenu:
     """What there is to choose from, for whom."""
 
     actions: tuple[Action, ...]
@@ -72,7 +72,7 @@ class Choice:
         return VERIFIERS.named(self.verifier).make
 
 
-class Known(NamedTuple):
+class RootFacts(NamedTuple):
     """What is known before a step is drafted, a row a root."""
 
     states: tuple[Float[Tensor, "roots hidden"], ...]
@@ -83,7 +83,7 @@ class Known(NamedTuple):
 class Selector(nn.Module):
     """Logits of the actions: each hidden state projected and normed, with the scalars into two layers (equation 10)."""
 
-    def __init__(self, hidden: Sequence[int], choice: Choice, width: int = 128, layers: Sequence[int] = (512, 32)):
+    def __init__(self, hidden: Sequence[int], choice: TreeMenu, width: int = 128, layers: Sequence[int] = (512, 32)):
         super().__init__()
         self.mean: Tensor
         self.scale: Tensor
@@ -95,7 +95,7 @@ class Selector(nn.Module):
         self.inner = nn.ModuleList([nn.Linear(*pair) for pair in pairwise(sizes)])
         self.leave = nn.Linear(sizes[-1], len(choice.actions))
 
-    def forward(self, known: Known, dropout: float = 0.0) -> Float[Tensor, "roots actions"]:
+    def forward(self, known: RootFacts, dropout: float = 0.0) -> Float[Tensor, "roots actions"]:
         parts = [
             F.layer_norm(projection(states), (self.width,))
             for projection, states in zip(self.projections, known.states, strict=True)
@@ -125,7 +125,7 @@ class Selector(nn.Module):
                 f"drafter have {wide}"
             )
         actions = tuple(Action(*one) for one in config["actions"])
-        choice = Choice(actions, config["verifier"], Costs.read(config["costs"]), config["temperature"])
+        choice = TreeMenu(actions, config["verifier"], Costs.read(config["costs"]), config["temperature"])
         selector = cls(wide, choice, config["width"], config["layers"])
         with refused(f"cannot use {path}"):
             load_named(selector, load_tensors(path), "it is no selector of these trees")

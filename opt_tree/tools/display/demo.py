@@ -11,7 +11,7 @@ from opt_tree.system.command_line import option, parse, run_command, work_of
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     """What is asked, and of whom."""
 
     target: str = option("demo", "a path, a Hub id, or a name that `opt-tree models` lists")
@@ -26,7 +26,7 @@ class Options:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 2, after one line on stderr, for what cannot be done."""
     return run_command(
-        lambda: work_of("opt_tree.tools.display.demo:show")(parse(Options, "opt-tree demo", __doc__, arguments))
+        lambda: work_of("opt_tree.tools.display.demo:show")(parse(DemoOptions, "opt-tree demo", __doc__, arguments))
     )
 
 
@@ -45,7 +45,7 @@ from opt_tree.tools.pair import load_pair
 from opt_tree.tools.presets import plain
 
 
-def show(options: Options) -> None:
+def show(options: DemoOptions) -> None:
     """Print the answer, what it took, and whether plain decoding writes the same."""
     policy = OptTree(options.nodes, options.threshold)
     pair = load_pair(options.target, options.drafter)

@@ -50,9 +50,8 @@ from opt_tree.tools.display.trees import draw_tree
 from opt_tree.tools.enumeration import Laws
 from opt_tree.verify import Verifier
 
-KINDS: dict[str, Callable[[int], Children]] = dict(
-    zip(CHILDREN, (TopK, IID, WithoutReplacement, BestAndDraw), strict=True)
-)
+_MADE_BY: tuple[Callable[[int], Children], ...] = (TopK, IID, WithoutReplacement, BestAndDraw)
+KINDS = dict(zip(CHILDREN, _MADE_BY, strict=True))
 ROUNDING = 1e-12
 """The largest difference of two probabilities that counts as rounding."""
 

@@ -14,11 +14,11 @@ held out.
 import sys
 from dataclasses import dataclass
 
-from opt_tree.training.command_line import Parser, command, pair_parser
+from opt_tree.training.command_line import TrainingParser, command, pair_parser
 
 
 @dataclass(frozen=True)
-class Plan:
+class LengthPlan:
     """How a predictor is trained."""
 
     longest: int = 8  # tokens of the longest chain
@@ -30,8 +30,8 @@ class Plan:
     seed: int = 0
 
 
-def new_parser() -> Parser:
-    return pair_parser("Train a predictor of draft lengths for a target and its EAGLE head.", Plan())
+def new_parser() -> TrainingParser:
+    return pair_parser("Train a predictor of draft lengths for a target and its EAGLE head.", LengthPlan())
 
 
 main = command(new_parser, "opt_tree.training.controllers.draft_length:train")
@@ -129,7 +129,7 @@ def constant(lengths: Int[Tensor, " roots"], penalty: float) -> float:
     return float(lengths.float().quantile(penalty / (1 + penalty)))
 
 
-def fit(labels: Labels, embed: nn.Module, plan: Plan) -> LengthPredictor:
+def fit(labels: Labels, embed: nn.Module, plan: LengthPlan) -> LengthPredictor:
     torch.manual_seed(plan.seed)
     predictor = LengthPredictor(labels.features.shape[1], plan.longest, plan.width)
     with torch.no_grad():
@@ -166,7 +166,7 @@ def save(predictor: LengthPredictor, facts: dict[str, Any], folder: Path) -> Non
 
 def train(args: argparse.Namespace) -> None:
     """Make labels, train, say what came of it, and write."""
-    plan = from_fields(Plan, args)
+    plan = from_fields(LengthPlan, args)
     pair = load_pair(args.target, args.drafter, dtype=args.dtype)
     examples = list(read_examples(args.answers, pair.tokenizer, Cut(shortest=2)))
     kept = [example for place, example in enumerate(examples) if place % HELD_OUT]

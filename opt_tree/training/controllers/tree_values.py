@@ -14,11 +14,11 @@ and share, the optimizer, nor the dropout: those are ours.
 import sys
 from dataclasses import dataclass
 
-from opt_tree.training.command_line import Parser, command, existing, pair_parser
+from opt_tree.training.command_line import TrainingParser, command, existing, pair_parser
 
 
 @dataclass(frozen=True)
-class Plan:
+class TreeValuesPlan:
     """What is chosen from, how many roots are surveyed, and how the network is trained."""
 
     branches: int = 4  # K at most
@@ -39,8 +39,8 @@ class Plan:
     seed: int = 0
 
 
-def new_parser() -> Parser:
-    parser = pair_parser("Train the neural selector of delayed trees for a pair and a verifier.", Plan())
+def new_parser() -> TrainingParser:
+    parser = pair_parser("Train the neural selector of delayed trees for a pair and a verifier.", TreeValuesPlan())
     parser.add_argument("--costs", type=existing, help="JSON table of what steps cost; by default they are measured")
     return parser
 
@@ -67,7 +67,7 @@ from opt_tree.answers import LogProbs, probs_of
 from opt_tree.decoder import Decoder
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.controllers.selected import SelectedTree
-from opt_tree.methods.controllers.selector import Action, Choice, Known, Selector
+from opt_tree.methods.controllers.selector import Action, RootFacts, Selector, TreeMenu
 from opt_tree.methods.drafters.seen import Seen
 from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.verifiers.registry import VERIFIERS
@@ -92,7 +92,7 @@ from opt_tree.verify import Verdict, Verifier, check
 HELD_OUT, BATCH = 8, 128
 
 
-def actions_of(plan: Plan) -> tuple[Action, ...]:
+def actions_of(plan: TreeValuesPlan) -> tuple[Action, ...]:
     """Every tree that can be chosen, each once: with one branch (K, L1, L2) is a chain. The empty one is the first."""
     chains = [Action(1, length, 0) for length in range(plan.trunk + plan.length + 1)]
     sizes = [(k, trunk) for k in range(2, plan.branches + 1) for trunk in range(plan.trunk + 1)]
@@ -199,23 +199,23 @@ def expectations(comb: Comb, tree: Tree, probs: Float[Tensor, "rows vocab"], jud
 class Surveyed(NamedTuple):
     """What was known before each root, what each action would have brought there, and what it would have cost."""
 
-    known: Known
+    known: RootFacts
     tokens: Float[Tensor, "roots actions"]
     seconds: Float[Tensor, "roots actions"]
 
     def at(self, rows: Tensor) -> "Surveyed":
-        known = Known(tuple(states[rows] for states in self.known.states), self.known.scalars[rows])
+        known = RootFacts(tuple(states[rows] for states in self.known.states), self.known.scalars[rows])
         return Surveyed(known, self.tokens[rows], self.seconds[rows])
 
 
 class Survey(SelectedTree):
     """Draws a comb every so many tokens and chains between, and notes what every action would have brought."""
 
-    def __init__(self, selector: Selector, seen: Seen, plan: Plan) -> None:
+    def __init__(self, selector: Selector, seen: Seen, plan: TreeValuesPlan) -> None:
         super().__init__(selector, seen)
         self.plan, self.comb = plan, Comb(plan.branches, plan.trunk, plan.length)
         self.policies = (self.comb, Delayed(2, 1, 0))
-        self.found: list[tuple[Known, Tensor, Tensor]] = []
+        self.found: list[tuple[RootFacts, Tensor, Tensor]] = []
         self._due, self._root, self._length, self._end = 0, None, 0, 0
 
     def begin(self, prompt: list[int], prefill: Output | None) -> None:
@@ -249,7 +249,7 @@ class Survey(SelectedTree):
         return judge  # type: ignore[return-value]
 
 
-def survey(pair: Pair, prompts: Sequence[list[int]], plan: Plan, choice: Choice) -> Surveyed:
+def survey(pair: Pair, prompts: Sequence[list[int]], plan: TreeValuesPlan, choice: TreeMenu) -> Surveyed:
     """Sample behind the prompts until there are roots enough; return what was seen."""
     seen = Seen(pair.drafter)
     watching = Survey(Selector((1, 1, 1), choice, 1, (1,)), seen, plan)  # nothing asks the network
@@ -265,7 +265,7 @@ def survey(pair: Pair, prompts: Sequence[list[int]], plan: Plan, choice: Choice)
     known, *rest = zip(*watching.found, strict=True)
     states = tuple(torch.cat(parts).clone() for parts in zip(*(one.states for one in known), strict=True))
     scalars = torch.cat([one.scalars for one in known]).clone()
-    return Surveyed(Known(states, scalars), *(torch.cat(parts).clone() for parts in rest))
+    return Surveyed(RootFacts(states, scalars), *(torch.cat(parts).clone() for parts in rest))
 
 
 def speeds(weights: Float[Tensor, "roots actions"], seen: Surveyed) -> Float[Tensor, " roots"]:
@@ -278,7 +278,9 @@ def best_single(seen: Surveyed) -> int:
     return int((seen.tokens.mean(0) / seen.seconds.mean(0)).argmax())
 
 
-def loss_of(logits: Float[Tensor, "roots actions"], seen: Surveyed, base: int, plan: Plan) -> Float[Tensor, ""]:
+def loss_of(
+    logits: Float[Tensor, "roots actions"], seen: Surveyed, base: int, plan: TreeValuesPlan
+) -> Float[Tensor, ""]:
     """Equation 12: minus the logarithm of the speed over the single tree's, and the worst shortfalls squared."""
     single = seen.tokens[:, base] / seen.seconds[:, base]
     ratio = speeds(logits.softmax(1), seen) / single
@@ -294,7 +296,7 @@ def speed_of(selector: Selector, seen: Surveyed) -> float:
     return float(seen.tokens.gather(1, chosen).sum() / seen.seconds.gather(1, chosen).sum())
 
 
-def fit(seen: Surveyed, heldout: Surveyed, choice: Choice, plan: Plan) -> Selector:
+def fit(seen: Surveyed, heldout: Surveyed, choice: TreeMenu, plan: TreeValuesPlan) -> Selector:
     """Train the network; of all epochs the one of least loss on `heldout` is returned."""
     torch.manual_seed(plan.seed)
     selector = Selector([states.shape[1] for states in seen.known.states], choice, plan.width, (plan.inner, 32))
@@ -327,12 +329,12 @@ def save(selector: Selector, facts: dict[str, Any], folder: Path) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Survey, train, say what came of it, and write."""
-    plan = from_fields(Plan, args)
+    plan = from_fields(TreeValuesPlan, args)
     judge_of(plan.verifier)  # refuses what is wrong before anything is loaded
     tables = read_costs(args.costs) if args.costs else {}
     pair = load_pair(args.target, args.drafter, dtype=args.dtype)
     costs = next(iter(tables.values())) if tables else costs_of(pair.target, pair.drafter)
-    choice = Choice(actions_of(plan), plan.verifier, costs, plan.temperature)
+    choice = TreeMenu(actions_of(plan), plan.verifier, costs, plan.temperature)
     examples = read_examples(args.answers, pair.tokenizer, Cut(shortest=2))
     seen = survey(pair, [example.tokens[: max(example.answer, 1)] for example in examples], plan, choice)
     held = torch.arange(len(seen.tokens)) % HELD_OUT == 0

@@ -9,11 +9,11 @@ The result goes beside the drafter as `calibration.json`, where `load_pair` pick
 
 import sys
 
-from opt_tree.training.command_line import Parser, command, existing
+from opt_tree.training.command_line import TrainingParser, command, existing
 
 
-def new_parser() -> Parser:
-    parser = Parser(__doc__.split("\n\n")[0])
+def new_parser() -> TrainingParser:
+    parser = TrainingParser(__doc__.split("\n\n")[0])
     parser.add_argument("--target", default="demo")
     parser.add_argument("--drafter", default="lm:demo", help="a spec: lm:MODEL, eagle:HEAD, ... (default: %(default)s)")
     parser.add_argument("--prompts", type=existing, nargs="+", help="prompts, .jsonl or a line each (default: our own)")
@@ -96,7 +96,7 @@ class Likelihood:
         return float(np.exp(-(x[1] - b / (2 * a))))
 
 
-class Recorder(DrafterAround):
+class LikelihoodRecorder(DrafterAround):
     """Wraps a drafter and shows a Likelihood what it said along the target's answer. Drafts as it would alone."""
 
     def __init__(self, drafter: Drafter, likelihood: Likelihood) -> None:
@@ -129,7 +129,7 @@ class Recorder(DrafterAround):
 def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: int) -> float:
     """Return the temperature under which the target's greedy choices along its answers are most likely."""
     likelihood = Likelihood()
-    decoder = Decoder(pair.target, Recorder(pair.drafter, likelihood), policy)
+    decoder = Decoder(pair.target, LikelihoodRecorder(pair.drafter, likelihood), policy)
     for prompt in tqdm(prompts, desc="fit", unit="prompt"):
         decoder.generate(prompt, max_new_tokens, stop=pair.stop)
     return likelihood.temperature()

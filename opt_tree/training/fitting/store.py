@@ -15,11 +15,11 @@ text it was counted in loses without it (weighted difference pruning, Seymore an
 import sys
 from pathlib import Path
 
-from opt_tree.training.command_line import Parser, command, existing, model_path
+from opt_tree.training.command_line import TrainingParser, command, existing, model_path
 
 
-def new_parser() -> Parser:
-    parser = Parser("Build a store of what followed what, for drafting without a model.")
+def new_parser() -> TrainingParser:
+    parser = TrainingParser("Build a store of what followed what, for drafting without a model.")
     parser.add_argument("--target", type=model_path, required=True, help="model or tokenizer: whose tokens these are")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--answers", type=existing, nargs="+", help="the target's own answers: .jsonl, .npz, folders")

@@ -12,11 +12,11 @@ as for `opt_tree.training.heads.features`. A temperature stored beside the model
 import sys
 from pathlib import Path
 
-from opt_tree.training.command_line import Parser, command, existing
+from opt_tree.training.command_line import TrainingParser, command, existing
 
 
-def new_parser() -> Parser:
-    parser = Parser("Trim the output layer of a draft model or head to frequent tokens.")
+def new_parser() -> TrainingParser:
+    parser = TrainingParser("Trim the output layer of a draft model or head to frequent tokens.")
     parser.add_argument("--draft", required=True, help="draft model or head: folder or known name")
     parser.add_argument("--tokenizer", type=existing, help="of a head: the folder of its target's tokenizer")
     parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from opt_tree.errors import counted
-from opt_tree.training.heads.features import Part, load_part, neighbours
+from opt_tree.training.heads.features import FeatureFile, load_part, neighbours
 
 Group = tuple[int, int, int]
 """Documents of a batch: the part, the first of them, and the one behind the last."""
@@ -37,7 +37,7 @@ class Documents:
     def __init__(self, folder: Path, tokens: int, layers: Sequence[int]) -> None:
         self.folder, self.tokens, self.layers = folder, tokens, tuple(layers)
         self.known: set[Path] = set()
-        self.parts: list[Part] = []
+        self.parts: list[FeatureFile] = []
         self.train: list[Group] = []
         self.heldout: list[Group] = []
         if not self.refresh():

@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass
 
 from opt_tree.system.command_line import whole_numbers
-from opt_tree.training.command_line import Parser, command, stream_parser
+from opt_tree.training.command_line import TrainingParser, command, stream_parser
 from opt_tree.training.plans import Pace
 
 
@@ -46,7 +46,7 @@ MARKOV = ("vanilla", "gated")
 """Kinds of Markov heads that know the parent alone."""
 
 
-def new_parser() -> Parser:
+def new_parser() -> TrainingParser:
     parser = stream_parser("Train a DSpark, DFlash or JetSpec model from hidden states on disk.", DSparkPlan())
     parser.add_argument("--kind", choices=tuple(DECAYS), default="dspark", help="default: %(default)s")
     parser.add_argument(

@@ -11,7 +11,7 @@ of 4. Stream, clock and files are those of `opt_tree.training.heads.train`.
 import sys
 from dataclasses import dataclass
 
-from opt_tree.training.command_line import Parser, command, stream_parser
+from opt_tree.training.command_line import TrainingParser, command, stream_parser
 from opt_tree.training.plans import Judging
 
 
@@ -26,7 +26,7 @@ class ExitPlan(Judging):
         return 1
 
 
-def new_parser() -> Parser:
+def new_parser() -> TrainingParser:
     description = "Train the exit layer of an early-exit drafter from hidden states on disk."
     return stream_parser(description, ExitPlan(), reduced=False)
 

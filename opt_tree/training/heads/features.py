@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 from opt_tree.system.command_line import whole_numbers
-from opt_tree.training.command_line import Parser, command, existing, model_path
+from opt_tree.training.command_line import TrainingParser, command, existing, model_path
 from opt_tree.training.plans import Cut
 
 
-def new_parser() -> Parser:
-    parser = Parser("Keep a target's hidden states of its own answers on disk.")
+def new_parser() -> TrainingParser:
+    parser = TrainingParser("Keep a target's hidden states of its own answers on disk.")
     parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
@@ -61,7 +61,7 @@ COUNTS = "counts.npy"
 """How often each token stands in the answers of all parts: what a draft vocabulary is chosen by."""
 
 
-class Part(NamedTuple):
+class FeatureFile(NamedTuple):
     """One file of documents with their hidden states; the tensors are memory maps of it."""
 
     tokens: Int[Tensor, " tokens"]
@@ -146,7 +146,7 @@ def run_part(
     }
 
 
-def load_part(path: Path) -> Part:
+def load_part(path: Path) -> FeatureFile:
     """Map one part into memory; ValueError if it is something else."""
     with safe_open(path, "pt") as file:
         names = set(file.keys())
@@ -154,7 +154,7 @@ def load_part(path: Path) -> Part:
             raise ValueError(f"{path} is no part of `opt_tree.training.heads.features`")
         tensors = {name: file.get_tensor(name) for name in names}
     features = {int(name.partition(".")[2]): tensor for name, tensor in tensors.items() if name.startswith("features.")}
-    return Part(tensors["tokens"], tensors["starts"], tensors["answers"], features)
+    return FeatureFile(tensors["tokens"], tensors["starts"], tensors["answers"], features)
 
 
 def write(args: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ _CHUNK = 128
 """Rows of logits held at once: what fits a core's cache with the loss and its gradient."""
 
 
-class Wanted(NamedTuple):
+class TargetSide(NamedTuple):
     """The target's side: states behind its last norm, what reads them, its best token's own share, its logits' cap."""
 
     states: Float[Tensor, "rows hidden"]
@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
     cap: float | None = None
 
 
-class Judged(torch.autograd.Function):
+class JudgedEntropy(torch.autograd.Function):
     """Cross-entropy of what an output layer reads in estimates, with what the target says of the same rows.
 
     Logits and their gradient are never held for more than `_CHUNK` rows. `output` gets a gradient where it wants one:
@@ -46,7 +46,7 @@ class Judged(torch.autograd.Function):
         estimates: Float[Tensor, "passes rows hidden"],
         weights: Float[Tensor, "passes rows"],
         output: Float[Tensor, "tokens hidden"],
-        wanted: Wanted,
+        wanted: TargetSide,
     ) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
         losses, equal = torch.zeros(len(estimates)), torch.zeros(len(estimates))
         gradient = torch.empty_like(estimates)
@@ -198,8 +198,8 @@ class HeadLoss(Judge):
         states = goals[judged].to(self.output.dtype)
         own, theirs = self.judging()
         read = self.read(picked)
-        wanted = Wanted(states, theirs, self.goal.hard, self.goal.cap)
-        loss, equal = Judged.apply(read.to(own.dtype), weights, own, wanted)
+        wanted = TargetSide(states, theirs, self.goal.hard, self.goal.cap)
+        loss, equal = JudgedEntropy.apply(read.to(own.dtype), weights, own, wanted)
         if self.goal.feature:
             near = F.smooth_l1_loss(read.float(), states.float().expand_as(picked), reduction="none").mean(-1)
             loss = loss + self.goal.feature * (near * weights).sum(1) / weights.sum(1).clamp_min(1)

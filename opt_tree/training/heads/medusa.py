@@ -15,7 +15,7 @@ own, and learn the tokens that follow and nothing else. Medusa-2, which trains t
 import sys
 from dataclasses import dataclass
 
-from opt_tree.training.command_line import Parser, command, stream_parser
+from opt_tree.training.command_line import TrainingParser, command, stream_parser
 from opt_tree.training.plans import Judging
 
 
@@ -32,7 +32,7 @@ class MedusaPlan(Judging):
         return self.depths
 
 
-def new_parser() -> Parser:
+def new_parser() -> TrainingParser:
     return stream_parser("Train Medusa's heads from hidden states on disk.", MedusaPlan(), reduced=False)
 
 

@@ -11,7 +11,7 @@ depth of every group. The law that the target has at a token judges all groups t
 import sys
 from dataclasses import dataclass
 
-from opt_tree.training.command_line import Parser, command, existing, stream_parser
+from opt_tree.training.command_line import TrainingParser, command, existing, stream_parser
 from opt_tree.training.plans import Judging
 
 
@@ -25,7 +25,7 @@ class ParallelPlan(Judging):
         return self.depths
 
 
-def new_parser() -> Parser:
+def new_parser() -> TrainingParser:
     parser = stream_parser("Train a ParallelSpec head from hidden states on disk.", ParallelPlan())
     parser.add_argument("--init", type=existing, help="EAGLE-1 head to begin as, but for its embedding")
     return parser

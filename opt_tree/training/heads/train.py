@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from opt_tree.system.command_line import whole_numbers
-from opt_tree.training.command_line import Parser, command, existing, stream_parser
+from opt_tree.training.command_line import TrainingParser, command, existing, stream_parser
 from opt_tree.training.plans import LAYOUTS, Judging, read_pairs
 
 PUBLISHED = {
@@ -31,7 +31,7 @@ PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class Plan(Judging):
+class HeadPlan(Judging):
     """How deep, and judged by what."""
 
     unroll: str = "1:7"  # share of the run:passes, each on the estimates of the one before
@@ -50,8 +50,8 @@ class Plan(Judging):
         return stages[min(bisect_right(ends, progress), len(stages) - 1)][1]
 
 
-def new_parser() -> Parser:
-    parser = stream_parser("Train an EAGLE head from hidden states on disk.", Plan())
+def new_parser() -> TrainingParser:
+    parser = stream_parser("Train an EAGLE head from hidden states on disk.", HeadPlan())
     parser.add_argument("--kind", choices=tuple(PUBLISHED), default="eagle3", help="default: %(default)s")
     parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="of an EAGLE-3 head")
     parser.add_argument(
@@ -96,7 +96,7 @@ def train(args: argparse.Namespace) -> None:
     for name, value in PUBLISHED[args.kind].items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    plan = from_fields(Plan, args)
+    plan = from_fields(HeadPlan, args)
     plan.check(args.vocab)
     target = load_weights(str(args.target), working_dtype())
     layers = _layers(args, target)

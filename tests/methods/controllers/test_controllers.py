@@ -29,7 +29,7 @@ from opt_tree.answers import LogProbs
 from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.controllers.beta_length import BetaLength
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength
-from opt_tree.methods.controllers.selected import Judged
+from opt_tree.methods.controllers.selected import JudgedPolicy
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.policies.eagle2 import Eagle2
@@ -120,7 +120,7 @@ class PeekingJudge(TreePolicy):
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.policies = tuple(Judged(Sampled.chains(2, 1), judge) for judge in (naive, multi_round))
+        self.policies = tuple(JudgedPolicy(Sampled.chains(2, 1), judge) for judge in (naive, multi_round))
 
     def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         drawn = self.random.iid(root.values.softmax(-1), 2)
@@ -131,7 +131,7 @@ class PeekingJudge(TreePolicy):
 @pytest.mark.slow
 def test_a_verifier_may_be_chosen_blindly_but_not_by_what_was_drawn():
     expected = target_probs()
-    trees = [Judged(Sampled.chains(2, 1), judge) for judge in (naive, multi_round)]
+    trees = [JudgedPolicy(Sampled.chains(2, 1), judge) for judge in (naive, multi_round)]
     for order in (trees, trees[::-1]):
         found = emitted(lambda random, order=order: Scheduled(order), traversal)
         assert found == pytest.approx(expected, abs=1e-12)
@@ -223,7 +223,7 @@ def test_what_is_wrong_is_said(target):
     with pytest.raises(ValueError, match="at least one policy"):
         Scheduled([])
     with pytest.raises(TypeError, match="without_replacement is not exact for children of type IID"):
-        Decoder(target, drafter, Scheduled([Judged(Sampled.chain(2), without_replacement)]), traversal)
+        Decoder(target, drafter, Scheduled([JudgedPolicy(Sampled.chain(2), without_replacement)]), traversal)
     with pytest.raises(ValueError, match="Undeclared chose a policy that is not one of its own: Eagle2"):
         Decoder(target, drafter, Undeclared([OptTree()])).generate(prompt(4), 4)
 
@@ -301,5 +301,5 @@ def test_a_controller_stands_only_where_a_policy_chooses():
         Decoder(target, drafter, Bare())
     with pytest.raises(TypeError, match="OwnJudge chooses policies: a verifier of its own belongs to each of these"):
         Decoder(target, drafter, OwnJudge([Sampled.chain(2)]), multi_round)
-    with pytest.raises(TypeError, match="Judged is to be judged by 5, which is no verifier"):
-        Decoder(target, drafter, Judged(OptTree(3), 5))
+    with pytest.raises(TypeError, match="JudgedPolicy is to be judged by 5, which is no verifier"):
+        Decoder(target, drafter, JudgedPolicy(OptTree(3), 5))

@@ -23,7 +23,7 @@ from opt_tree.tools.presets import plain
 from opt_tree.training.controllers import draft_length
 from opt_tree.training.controllers.draft_length import (
     Labels,
-    Plan,
+    LengthPlan,
     chain_lengths,
     constant,
     fit,
@@ -196,7 +196,7 @@ def test_the_loss_is_the_papers_and_a_quantile_is_the_best_constant(penalty):
 @pytest.mark.slow
 def test_training_learns_what_there_is_to_learn():
     labels, embed = labels_of()
-    predictor = fit(labels, embed, Plan(LONGEST, 2.0, 16, epochs=30, batch=100, lr=1e-2))
+    predictor = fit(labels, embed, LengthPlan(LONGEST, 2.0, 16, epochs=30, batch=100, lr=1e-2))
     simplest = loss_of(torch.tensor([constant(labels.lengths, 2.0)]), labels.lengths, 2.0).mean()
     assert judge(predictor, embed, labels, 2.0) < 0.65 * simplest  # half of what goes in is dropped in training
 

@@ -14,7 +14,7 @@ from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_draf
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, EagleDrafter, Sampling, generate_batch
 from opt_tree.answers import LogProbs
 from opt_tree.methods.controllers.selected import SelectedTree
-from opt_tree.methods.controllers.selector import SCALARS, Action, Choice, Known, Selector
+from opt_tree.methods.controllers.selector import SCALARS, Action, RootFacts, Selector, TreeMenu
 from opt_tree.methods.drafters.seen import Noted, Seen
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.delayed import Delayed
@@ -26,9 +26,9 @@ from opt_tree.tools.presets import make_preset, plain
 from opt_tree.training.controllers import tree_values
 from opt_tree.training.controllers.tree_values import (
     Comb,
-    Plan,
     Survey,
     Surveyed,
+    TreeValuesPlan,
     actions_of,
     best_single,
     expectations,
@@ -41,10 +41,10 @@ from opt_tree.training.controllers.tree_values import (
 
 COSTS = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-3, draft_row=2e-5)
 ACTIONS = (Action(1, 0, 0), Action(1, 1, 0), Action(2, 0, 1), Action(2, 1, 1))
-CHOICE = Choice(ACTIONS, "multi_round", COSTS)
+CHOICE = TreeMenu(ACTIONS, "multi_round", COSTS)
 
 
-def selector_of(seed: int = 0, hidden: tuple[int, ...] = (HIDDEN,) * 3, choice: Choice = CHOICE) -> Selector:
+def selector_of(seed: int = 0, hidden: tuple[int, ...] = (HIDDEN,) * 3, choice: TreeMenu = CHOICE) -> Selector:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         selector = Selector(hidden, choice, 4, (8, 4)).eval().requires_grad_(False)
@@ -53,9 +53,12 @@ def selector_of(seed: int = 0, hidden: tuple[int, ...] = (HIDDEN,) * 3, choice: 
 
 
 def test_actions_are_every_delayed_tree_once():
-    found = actions_of(Plan(branches=2, trunk=1, length=2))
+    found = actions_of(TreeValuesPlan(branches=2, trunk=1, length=2))
     assert found == (*(Action(1, n, 0) for n in range(4)), *(Action(2, a, b) for a in (0, 1) for b in (1, 2)))
-    assert len({(action.branches, action.trunk, action.length) for action in actions_of(Plan())}) == 17 + 3 * 9 * 8
+    assert (
+        len({(action.branches, action.trunk, action.length) for action in actions_of(TreeValuesPlan())})
+        == 17 + 3 * 9 * 8
+    )
 
 
 def test_what_a_step_costs():
@@ -88,7 +91,7 @@ def test_a_part_of_a_comb_is_a_drawn_tree(trunk, branches, part):
 
 @pytest.mark.slow
 def test_a_comb_holds_nothing_else_and_its_expectations_are_those_of_its_parts():
-    comb, plan, laws = Comb(2, 1, 1), Plan(branches=2, trunk=1, length=1), hashed_laws(3, 2)
+    comb, plan, laws = Comb(2, 1, 1), TreeValuesPlan(branches=2, trunk=1, length=1), hashed_laws(3, 2)
     for tree, _ in drawn_trees(comb, laws, (0, 1), Sampling(1.0))[:40]:
         assert tree.nodes == 2 + 1 + 2 and tree.depths.max() == 2
         paths = [(0, 1, *tree.tokens[tree.path_to(row)][1:].tolist()) for row in range(len(tree))]
@@ -202,7 +205,7 @@ def test_at_temperature_0_the_text_is_plain_decodings():
 
 def test_no_comb_is_drawn_where_it_has_no_room():
     """Its two layers and the target's token behind them stand before the end of the text, or it is not drawn."""
-    plan = Plan(branches=2, trunk=1, length=1, tokens=4)
+    plan = TreeValuesPlan(branches=2, trunk=1, length=1, tokens=4)
     watching = Survey(selector_of(), SeenTable(Shown(hashed_laws(2, 3))), plan)
     watching.known = lambda context, root: context
     watching.begin([0, 1], None)
@@ -219,13 +222,13 @@ def surveyed(rows: int, seed: int) -> Surveyed:
     tokens[:, 1] += (states[0][:, 0] > 0).float()
     tokens[:, 2] += (states[0][:, 0] <= 0).float()
     seconds = torch.full((rows, len(ACTIONS)), 1.0)
-    return Surveyed(Known(states, torch.randn(rows, SCALARS, generator=random)), tokens, seconds)
+    return Surveyed(RootFacts(states, torch.randn(rows, SCALARS, generator=random)), tokens, seconds)
 
 
 @pytest.mark.slow
 def test_training_learns_what_there_is_to_learn():
     kept, heldout = surveyed(600, 0), surveyed(300, 1)
-    selector = fit(kept, heldout, CHOICE, Plan(width=8, inner=16, epochs=40, lr=1e-2))
+    selector = fit(kept, heldout, CHOICE, TreeValuesPlan(width=8, inner=16, epochs=40, lr=1e-2))
     assert speed_of(selector, heldout) > 0.9 * 2.5 and best_single(kept) in (1, 2)
 
 
@@ -233,7 +236,7 @@ def test_the_loss_is_the_papers():
     """Equation 12 by hand: two roots, the second one slower than the single tree."""
     some = surveyed(2, 0)._replace(tokens=torch.tensor([[1.0, 4, 0, 0], [1.0, 2, 0, 0]]), seconds=torch.ones(2, 4))
     logits = torch.tensor([[0.0, 0.0, -99, -99], [0.0, 0.0, -99, -99]])
-    plan = Plan(penalty=3.0, worst=0.5)
+    plan = TreeValuesPlan(penalty=3.0, worst=0.5)
     ratios = np.array([2.5 / 4, 1.5 / 2])
     expected = -np.log(ratios).mean() + 3.0 * (1 - ratios.min()) ** 2
     assert loss_of(logits, some, 1, plan).item() == pytest.approx(expected, rel=1e-5)
@@ -281,6 +284,6 @@ def test_other_files_are_refused_in_one_line(tmp_path):
     with pytest.raises(CheckpointError, match=rf"it reads states \({HIDDEN + 1}, .* have \({HIDDEN}, "):
         Selector.load(str(tmp_path / "foreign"), target, drafter.models[0])
     with pytest.raises(ValueError, match="there must be actions"):
-        Choice((), "multi_round", COSTS)
+        TreeMenu((), "multi_round", COSTS)
     with pytest.raises(CheckpointError, match="runs 0 models"):
         Seen(TableDrafter(hashed_laws(2, 3)))

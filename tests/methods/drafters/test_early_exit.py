@@ -26,7 +26,7 @@ from opt_tree.methods.drafters.heads.early_exit import EarlyExit, ExitLayer
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.models.split_target import Split
+from opt_tree.models.split_target import SplitTarget
 from opt_tree.training.heads.early_exit import save_exit
 from opt_tree.tree import Tree
 
@@ -204,12 +204,12 @@ class TestRefused:
     )
     def test_models_without_halves(self, architecture, why):
         with pytest.raises(UnsupportedModelError, match=why):
-            Split(CausalLM(build(ARCHITECTURES[architecture]())), 1)
+            SplitTarget(CausalLM(build(ARCHITECTURES[architecture]())), 1)
 
     @pytest.mark.parametrize("depth", [0, 4, 9])
     def test_a_cut_outside_the_model(self, depth):
         with pytest.raises(UnsupportedModelError, match=f"has 4 layers: it cannot be cut behind {depth}"):
-            Split(CausalLM(deep()), depth)
+            SplitTarget(CausalLM(deep()), depth)
 
     def test_halves_that_say_something_else(self, monkeypatch):
         """A model that adds something to its embeddings does so in both halves, as Gemma would."""
@@ -222,7 +222,7 @@ class TestRefused:
 
         monkeypatch.setattr(type(model.base_model), "forward", doubled)
         with pytest.raises(UnsupportedModelError, match="cannot be cut behind layer 2: in two halves its logits are"):
-            Split(CausalLM(model), 2)
+            SplitTarget(CausalLM(model), 2)
 
 
 class TestFiles:

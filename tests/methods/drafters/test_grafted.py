@@ -16,7 +16,7 @@ from opt_tree.children import TopK
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.combined.copying import Copying
 from opt_tree.methods.drafters.combined.grafted import Grafted
-from opt_tree.methods.drafters.combined.rasd import BothTrees, Rasd, Rows
+from opt_tree.methods.drafters.combined.rasd import BothTrees, ExpandedRows, Rasd
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.tables.lookup import Lookup
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
@@ -240,7 +240,7 @@ def test_the_models_cache_is_what_a_fresh_one_would_be(policy, monkeypatch):
 
 def test_a_frontier_is_described_to_the_model_as_it_would_have_met_it():
     """The pool's own numbering, if only the model's nodes had ever been expanded: the even tokens are the model's."""
-    full, alone, rows = CandidatePool(0, TopK(per_node=4)), CandidatePool(0, TopK(per_node=2)), Rows()
+    full, alone, rows = CandidatePool(0, TopK(per_node=4)), CandidatePool(0, TopK(per_node=2)), ExpandedRows()
     even, every = torch.tensor([[0.3, 0.0, 0.2, 0.0]]).log(), torch.tensor([[0.3, 0.1, 0.2, 0.05]]).log()
     full.add(LogProbs(every))
     alone.add(LogProbs(even))

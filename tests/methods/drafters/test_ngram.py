@@ -9,7 +9,7 @@ from tiny_models import prompt
 
 from opt_tree import Decoder, OptTree, Sampling
 from opt_tree.methods.drafters.tables.lookup import Tails, few
-from opt_tree.methods.drafters.tables.ngram import Counts, NGramDrafter, Row, Text, interpolate
+from opt_tree.methods.drafters.tables.ngram import Counts, NGramDrafter, RunFollowers, Text, interpolate
 from opt_tree.pool import Frontier
 
 
@@ -55,13 +55,13 @@ class TestCounts:
 
 class TestInterpolation:
     def test_the_example_of_the_docstring(self):
-        rows = [Row(10, [(7, 4)]), Row(1, [(7, 1)])]
+        rows = [RunFollowers(10, [(7, 4)]), RunFollowers(1, [(7, 1)])]
         probs = interpolate((5, 6), Text(Counts(0)), (2.0, 1.0), rows)
         assert probs == {7: pytest.approx((1 + 4 / 12) / 2)}
 
     def test_a_text_weighs_beside_the_rows(self):
         """p_1 = (4 + 8 x 1) / (10 + 8 x 2 + 2), and for what occurred here alone 8 / 28."""
-        rows = [Row(10, [(7, 4)])]
+        rows = [RunFollowers(10, [(7, 4)])]
         probs = interpolate((6,), Text(Counts(1, [6, 7, 6, 3]), 8.0), (2.0,), rows)
         assert probs == {7: pytest.approx(12 / 28), 3: pytest.approx(8 / 28)}
 

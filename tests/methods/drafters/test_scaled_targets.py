@@ -24,7 +24,7 @@ from opt_tree.methods.drafters.heads.parallel_spec import ParallelSpecDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.output_scaling import Scaling, scaling_of
 from opt_tree.training.heads.features import COUNTS
-from opt_tree.training.heads.head_loss import Judged, Wanted, columns_of
+from opt_tree.training.heads.head_loss import JudgedEntropy, TargetSide, columns_of
 from opt_tree.training.heads.medusa import MedusaPlan
 
 pytestmark = pytest.mark.slow
@@ -129,7 +129,7 @@ def test_a_cap_is_part_of_what_a_head_is_judged_by(shared):
     estimates, states = torch.randn(2, 200, 8, requires_grad=True), torch.randn(200, 8)
     output, weights = 2 * torch.randn(20, 8), torch.ones(2, 200)
     own = output if shared else torch.randn(20, 8, requires_grad=True)
-    loss, _ = Judged.apply(estimates, weights, own, Wanted(states, output, cap=3.0))
+    loss, _ = JudgedEntropy.apply(estimates, weights, own, TargetSide(states, output, cap=3.0))
     capped = Scaling(cap=3.0)
     logits = estimates @ own.T
     law = (capped(logits) if shared else logits).log_softmax(-1)

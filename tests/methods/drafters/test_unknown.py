@@ -12,7 +12,7 @@ from opt_tree import Random, TopK
 from opt_tree.answers import LogProbs, log_probs_of, probs_of
 from opt_tree.children import Children
 from opt_tree.methods.children.best_and_draw import BestAndDraw
-from opt_tree.methods.children.drawn import Layer
+from opt_tree.methods.children.drawn import DrawnLayer
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.policies.eagle2 import Eagle2
@@ -43,7 +43,7 @@ TREES += [OptTree(6, 0.0, 3), Rheo(6, 0.0, 3), Eagle2(2, 2, 6), Sampled.kary(2, 
 
 def pick(children: Children, log_probs: torch.Tensor, above: np.ndarray, floor: float, seed: int) -> Picked:
     if children.sampled:
-        return children.pick(Layer(log_probs, above, 1, floor), Random(seed))
+        return children.pick(DrawnLayer(log_probs, above, 1, floor), Random(seed))
     return children.pick(LogProbs(log_probs), above, floor)
 
 

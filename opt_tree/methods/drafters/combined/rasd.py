@@ -27,7 +27,7 @@ _COLUMNS = 64
 """The model's best tokens that are named below a node: as many as REST drafts in a whole tree."""
 
 
-class Rows:
+class ExpandedRows:
     """Which nodes of a step the model expanded, and their numbers in its own draft.
 
     Draft rows count all nodes that were expanded; here b was retrieved, and so is what follows it:
@@ -90,7 +90,7 @@ class Rasd(Joined):
         self._begin()
 
     def _begin(self) -> None:
-        self._tails, self._rows = Tails(self.retrieval.order), Rows(self.led)
+        self._tails, self._rows = Tails(self.retrieval.order), ExpandedRows(self.led)
         self._retrieved: list[dict[int, float]] = []  # by draft row: the branches that go on there
         self._proposed: list[set[int]] = []  # by draft row: what the model proposes there
 

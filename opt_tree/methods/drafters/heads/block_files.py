@@ -15,7 +15,7 @@ from transformers import AutoConfig, MuseGlimmerAssistantConfig, Qwen3Config
 
 from opt_tree.errors import one_line
 from opt_tree.methods.drafters.heads.block_laws import KINDS, BlockLaw, DominoHead, DSparkHeads, SelectorLaw
-from opt_tree.methods.drafters.heads.block_network import Sight, Sights, two_sided
+from opt_tree.methods.drafters.heads.block_network import BlockSight, Sights, two_sided
 from opt_tree.methods.drafters.heads.eagle3_files import Reading, checked_ids, fitting
 from opt_tree.methods.drafters.heads.families import BLOCKS, DFLASH, DFLASH2, DOMINO, DSPARK, family
 from opt_tree.methods.drafters.heads.published_files import renamed
@@ -190,12 +190,12 @@ def _sights(own: Mapping[str, Any], layers: Any, found: str, speculators: bool) 
         raise ValueError("its config has sliding layers, and no sliding_window")
     if speculators:
         open_ = own.get("sliding_window_non_causal", found == DFLASH2)
-        return {FULL: Sight(), SLIDING: Sight(not open_, window, from_anchor=True)}
+        return {FULL: BlockSight(), SLIDING: BlockSight(not open_, window, from_anchor=True)}
     said = [own[name] for name in ("is_causal", "causal", "causal_head") if own.get(name) is not None]
     causal: bool | None = said[0] if said else None
     if own.get("model_type") == TRANSFORMERS:
         return two_sided(window or 0)
-    return {FULL: Sight(bool(causal)), SLIDING: Sight(causal is not False, window)}
+    return {FULL: BlockSight(bool(causal)), SLIDING: BlockSight(causal is not False, window)}
 
 
 def block_tensors(path: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

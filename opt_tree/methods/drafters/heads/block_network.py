@@ -1,9 +1,9 @@
 """The network that block drafters share: layers over [anchor, mask, mask, ...] that read the target's hidden states.
 
-Owns what rows begin as and are read by, which rows see which (`Sight`), DFlash 2's convolutions, and a forward over
-many blocks of a text. Layers, rotary positions and norms are transformers' own (`MuseGlimmerAssistantModel`); files of
-other layouts are given its names. A context row is what `encoder` makes of the target's states of one token before the
-anchor; no block row is ever one.
+Owns what rows begin as and are read by, which rows see which (`BlockSight`), DFlash 2's convolutions, and a forward
+over many blocks of a text. Layers, rotary positions and norms are transformers' own (`MuseGlimmerAssistantModel`);
+files of other layouts are given its names. A context row is what `encoder` makes of the target's states of one token
+before the anchor; no block row is ever one.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from opt_tree.models.output_scaling import Scaling
 from opt_tree.models.quantised_layers import home_of
 
 
-class Sight(NamedTuple):
+class BlockSight(NamedTuple):
     """What the rows of a block see in a layer of one kind: the context, and one another."""
 
     causal: bool = False
@@ -32,7 +32,7 @@ class Sight(NamedTuple):
     @property
     def open(self) -> bool:
         """Whether every row sees all."""
-        return self == Sight()
+        return self == BlockSight()
 
     def mask(self, anchors: Int[Tensor, "texts anchors"], size: int, length: int) -> Bool[Tensor, "texts 1 rows keys"]:
         """Return what blocks of `size` rows behind these anchors see of `length` context rows and of all their rows."""
@@ -51,17 +51,17 @@ class Sight(NamedTuple):
         return seen
 
 
-Sights = Mapping[str, Sight]
+Sights = Mapping[str, BlockSight]
 """By the kind of layer, "full_attention" or "sliding_attention"."""
 Masks = Mapping[str, Bool[Tensor, "texts 1 rows keys"] | None]
 """By the kind of layer, too; None: every row sees all."""
-OPEN: Sights = {"full_attention": Sight()}
+OPEN: Sights = {"full_attention": BlockSight()}
 """As the paper has it: every row sees all."""
 
 
 def two_sided(window: int) -> Sights:
     """Return what rows see in transformers' layers: in sliding ones all that is at most `window` rows away."""
-    return {**OPEN, "sliding_attention": Sight(window=window + 1)}
+    return {**OPEN, "sliding_attention": BlockSight(window=window + 1)}
 
 
 class Scores(NamedTuple):

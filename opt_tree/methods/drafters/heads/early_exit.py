@@ -26,7 +26,7 @@ from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
 from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.quantised_layers import follow, plain_copy
-from opt_tree.models.split_target import Split, check_cut
+from opt_tree.models.split_target import SplitTarget, check_cut
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome
@@ -114,7 +114,7 @@ class EarlyExit(Drafter):
     alone = "an early exit drafts in the target's own cache, which has room for one sequence"
 
     def __init__(self, layer: ExitLayer, target: CausalLM, buckets: Buckets | None = None) -> None:
-        self.split = Split(target, layer.depth)
+        self.split = SplitTarget(target, layer.depth)
         self.lm = CausalLM(layer, buckets, probe=False)
         self._below = layer.depth - 1
         """The layer of the target whose states go in."""

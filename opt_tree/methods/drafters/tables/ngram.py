@@ -22,7 +22,7 @@ LEAST = 5e-3
 """What is worth less to a probability is left out of it: a tree of 60 nodes has hardly a node of that probability."""
 
 
-class Row(NamedTuple):
+class RunFollowers(NamedTuple):
     """What followed one run of tokens."""
 
     total: float
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     """Tokens, each with the times it did, the most frequent ones first."""
 
 
-_NONE = Row(0.0, ())
+_NONE = RunFollowers(0.0, ())
 _NOTHING: dict[int, int] = {}
 
 
@@ -75,7 +75,7 @@ class Text(NamedTuple):
     weight: float = 1.0
 
 
-def interpolate(tail: Tail, text: Text, beta: Sequence[float], rows: Sequence[Row] = ()) -> dict[int, float]:
+def interpolate(tail: Tail, text: Text, beta: Sequence[float], rows: Sequence[RunFollowers] = ()) -> dict[int, float]:
     """Return {token: probability} of what follows `tail`, from the longest match down to the shortest.
 
     p_k(w) = (c_k(w) + beta_k p_{k-1}(w)) / (C_k + beta_k), p_0 = 0: c_k(w) times did w follow the last k tokens, C_k
@@ -124,7 +124,7 @@ class Interpolated(Lookup):
         self._count([])
 
     @abstractmethod
-    def rows(self, tail: Tail) -> Sequence[Row]:
+    def rows(self, tail: Tail) -> Sequence[RunFollowers]:
         """What followed the last 1, 2, ... tokens of a tail elsewhere; () for nothing at all."""
 
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
@@ -160,7 +160,7 @@ class NGramDrafter(Interpolated):
     def __init__(self, beta: Sequence[float] = BETA) -> None:
         super().__init__(beta)
 
-    def rows(self, tail: Tail) -> Sequence[Row]:
+    def rows(self, tail: Tail) -> Sequence[RunFollowers]:
         return ()
 
     def describe(self) -> str:

@@ -20,7 +20,7 @@ from jaxtyping import UInt
 from opt_tree.methods.drafters.registry import DrafterOptions, register
 from opt_tree.methods.drafters.tables.file_format import Table, expect, fingerprint, load_table, whole_number
 from opt_tree.methods.drafters.tables.lookup import Tail
-from opt_tree.methods.drafters.tables.ngram import Interpolated, Row
+from opt_tree.methods.drafters.tables.ngram import Interpolated, RunFollowers
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError
 
@@ -56,7 +56,7 @@ def extend_hashes(states: UInt[np.ndarray, " runs"], tokens: UInt[np.ndarray, " 
     return (states + tokens + np.uint64(1)) * np.uint64(FACTOR)
 
 
-_NOTHING = Row(0, [])
+_NOTHING = RunFollowers(0, [])
 
 
 class Store:
@@ -88,7 +88,7 @@ class Store:
     def _begin(self) -> None:
         """Look at the arrays through views of Python's own, and remember nothing."""
         self._keys, *self._values = (array.data for array in self.arrays)
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, RunFollowers] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """What lies on disk: views cannot be pickled."""
@@ -108,7 +108,7 @@ class Store:
         path = Path(folder) / FILE
         return cls(load_table(path, "store", vocab, tokenizer), path)
 
-    def rows(self, tail: Tail) -> Sequence[Row]:
+    def rows(self, tail: Tail) -> Sequence[RunFollowers]:
         """What followed the last 1, 2, ... `order` tokens of a tail."""
         known = self._rows
         if len(known) > _REMEMBERED:
@@ -120,7 +120,7 @@ class Store:
             found.append(row)
         return found
 
-    def _read(self, key: int) -> Row:
+    def _read(self, key: int) -> RunFollowers:
         """Look a row up. A step reads some twenty: one by one through views, which is faster than by arrays."""
         keys, (first, totals, tokens, counts) = self._keys, self._values
         place = bisect_left(keys, key)
@@ -131,7 +131,7 @@ class Store:
         end = min(first[place + 1], begin + FOLLOWERS)
         seen = counts[begin:end].tolist()
         entries = [entry for entry in zip(tokens[begin:end].tolist(), seen, strict=True) if entry[0] < vocab]
-        return Row(max(totals[place], sum(seen)), entries)
+        return RunFollowers(max(totals[place], sum(seen)), entries)
 
 
 def _check_beta(name: str | Path, beta: Any, order: int) -> None:
@@ -163,7 +163,7 @@ class StoreDrafter(Interpolated):
         super().__init__(beta, weight)
         self.store = store
 
-    def rows(self, tail: Tail) -> Sequence[Row]:
+    def rows(self, tail: Tail) -> Sequence[RunFollowers]:
         return self.store.rows(tail)
 
     def describe(self) -> str:
