@@ -238,6 +238,7 @@ def test_a_softmax_by_blocks_is_noticed(others: dict[str, Attend]) -> None:
     assert not agrees_with_the_definition(others["by_blocks"])
 
 
+@pytest.mark.slow
 def test_hidden_keys_that_count_with_weight_zero_are_noticed(others: dict[str, Attend]) -> None:
     other = others["unskipped"]
     assert agrees_with_the_definition(other) and not leaves_no_trace(other, torch.bfloat16)

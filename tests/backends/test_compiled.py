@@ -239,8 +239,8 @@ def test_buckets_and_a_large_prefill(compiled):
         assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < CLOSE
 
 
-@pytest.mark.quick("gpt2")
-@pytest.mark.parametrize("architecture", ["gemma3", "gpt2"])
+@pytest.mark.quick("llama")  # which the tests below export, too
+@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "llama"])
 def test_exported_bodies_compute_what_eager_ones_do(architecture, fake):
     """The graph without its compiler, over two capacities."""
     exact, lm = CausalLM(tiny(architecture)), CausalLM(tiny(architecture))

@@ -391,6 +391,7 @@ def test_steps_one_by_one():
     assert [step.tokens for step in found] == [step.tokens for step in host]
 
 
+@pytest.mark.quick("lm", "dspark")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "medusa", "dspark"])
 def test_whoever_leaves_a_text_leaves_nothing_of_a_step_on_its_way(drafter):
     decoder = decoder_of(drafter)
@@ -428,6 +429,7 @@ def test_a_step_on_its_way_is_dropped_when_another_one_is_to_be_taken(change):
         assert mine.expected_accepted == pytest.approx(theirs.expected_accepted)
 
 
+@pytest.mark.quick("lm", "dspark")
 @pytest.mark.parametrize("drafter", ["lm", "eagle", "parallelspec", "dspark"])
 def test_a_step_that_nobody_takes_is_not_counted(drafter, monkeypatch):
     """What steps and models have done is what they do where none is launched ahead."""

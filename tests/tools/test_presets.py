@@ -24,6 +24,7 @@ from opt_tree.tools.presets import PRESETS, make_preset, plain
 from opt_tree.verify import match
 
 SAMPLINGS = (Sampling(), Sampling(1.0))
+NEW = 8
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def drafter():
 def plain_texts(target):
     """What plain decoding says, greedy and drawn."""
     decoder = plain(target)
-    return {sampling: decoder.generate(prompt(12), 14, sampling, seed=3).tokens for sampling in SAMPLINGS}
+    return {sampling: decoder.generate(prompt(12), NEW, sampling, seed=3).tokens for sampling in SAMPLINGS}
 
 
 UNTRAINED = [name for name, method in PRESETS.items() if method.part is None]
@@ -55,7 +56,7 @@ def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target, drafter
     else:
         decoder = make_preset(name, target, drafter)
     for sampling in SAMPLINGS:
-        answer = decoder.generate(prompt(12), 14, sampling, seed=3)
+        answer = decoder.generate(prompt(12), NEW, sampling, seed=3)
         if decoder.verifier is match or not sampling.temperature:  # the others draw for themselves, by the same law
             assert answer.tokens == plain_texts[sampling]
         sizes = {step.tree.nodes for step in answer.steps}
@@ -63,7 +64,7 @@ def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target, drafter
         if not sampling.temperature and name != "plain":
             assert answer.mean_acceptance_length > 1
     if decoder.verifier is not match:
-        again, other = (decoder.generate(prompt(12), 14, SAMPLINGS[1], seed=seed).tokens for seed in (3, 4))
+        again, other = (decoder.generate(prompt(12), NEW, SAMPLINGS[1], seed=seed).tokens for seed in (3, 4))
         assert again == answer.tokens != other
 
 

@@ -1,12 +1,12 @@
 """`prove`: it proves what is exact, refutes what is not by the smallest tree, and refuses what it cannot count."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from enumeration import unchecked
+from enumeration import solved_once, unchecked
 from jaxtyping import Int
 from table_models import written_laws
 
@@ -22,6 +22,7 @@ from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.pool import CandidatePool
+from opt_tree.tools.cases import law_pairs
 from opt_tree.tools.display.prove import KINDS, main
 from opt_tree.verify import Verifier, match
 
@@ -30,23 +31,44 @@ LOSSLESS = [method.make for name, method in VERIFIERS.items() if not (method.mak
 
 
 @pytest.fixture(autouse=True, scope="module")
-def fast() -> None:
-    with unchecked():
+def fast() -> Iterator[None]:
+    with unchecked(), solved_once():
         yield
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("verifier", LOSSLESS, ids=lambda verifier: verifier.__name__)
+def proved(verifier: Verifier, kind: Callable[[int], Children], every: int) -> None:
+    """Raise AssertionError unless the verifier is exact for the kind if it names it, and only then. Of the pairs of
+    laws, one in so many is gone through.
+    """
+    exact = (
+        not verifier.valid_for or kind in verifier.valid_for
+    )  # over three tokens, too, as tests/methods/verifiers/test_verifiers_field.py counts out
+    children, vocab = kind(1 if verifier.chains_only else 2), 2 if exact else 3
+    laws = None if every == 1 else dict(list(law_pairs(vocab, 1).items())[::every])
+    proof = prove(verifier, children, vocab, depth=1, laws=laws)
+    assert bool(proof) == exact, proof
+    assert proof.error < 1e-15 if proof else proof.error > 1e-3
+
+
+VERIFIERS_AND_KINDS = [
+    pytest.param(verifier, kind, id=f"{verifier.__name__}-{name}")
+    for verifier in LOSSLESS
+    for name, kind in KINDS.items()
+]
+
+
+@pytest.mark.parametrize(("verifier", "kind"), VERIFIERS_AND_KINDS)
 def test_a_verifier_is_exact_for_the_kinds_that_it_names_and_for_no_other(
     verifier: Verifier, kind: Callable[[int], Children]
 ) -> None:
     """So a decoder refuses nothing that would be exact, and admits nothing that is not."""
-    exact = (
-        not verifier.valid_for or kind in verifier.valid_for
-    )  # over three tokens, too, as tests/methods/verifiers/test_verifiers_field.py counts out
-    proof = prove(verifier, kind(1 if verifier.chains_only else 2), 2 if exact else 3, depth=1)
-    assert bool(proof) == exact, proof
-    assert proof.error < 1e-15 if proof else proof.error > 1e-3
+    proved(verifier, kind, every=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("verifier", "kind"), VERIFIERS_AND_KINDS)
+def test_so_it_is_by_all_pairs_of_laws(verifier: Verifier, kind: Callable[[int], Children]) -> None:
+    proved(verifier, kind, every=1)
 
 
 def test_why_the_kind_of_children_is_a_type() -> None:
@@ -62,6 +84,7 @@ def test_why_the_kind_of_children_is_a_type() -> None:
     }
 
 
+@pytest.mark.quick("match-children0-3", "traversal-children2-2", "match-children3-2")
 @pytest.mark.parametrize(
     ("verifier", "children", "vocab"),
     [

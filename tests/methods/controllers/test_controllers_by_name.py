@@ -24,7 +24,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def plain_answer(pair):
-    return Decoder(pair.target, None, Static.empty()).generate(pair.encode("Why is the sky blue?"), 32)
+    return Decoder(pair.target, None, Static.empty()).generate(pair.encode("Why is the sky blue?"), 16)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def costs(monkeypatch):
 def test_a_controller_by_name_changes_no_text(name, pair, plain_answer):
     spec = name if CONTROLLERS[name].part is None else f"{name}:demo"
     controller = presets.controller(spec, pair.target, pair.drafter, TREE)
-    answer = Decoder(pair.target, pair.drafter, controller).generate(plain_answer.prompt, 32)
+    answer = Decoder(pair.target, pair.drafter, controller).generate(plain_answer.prompt, 16)
     assert answer.tokens == plain_answer.tokens
     assert 0 < max(step.tree.nodes for step in answer.steps) <= TREE.nodes
     assert max(policy.max_depth for policy in controller.policies) <= TREE.max_depth
@@ -79,7 +79,7 @@ def test_a_folder_that_holds_nothing_is_refused(pair):
 )
 def test_a_whole_system_on_its_own_drafter_says_what_plain_decoding_says(name, drafter, plain_answer):
     pair = load_pair("demo", drafter, dtype="float32")
-    answer = presets.make_preset(name, pair.target, pair.drafter).generate(plain_answer.prompt, 32)
+    answer = presets.make_preset(name, pair.target, pair.drafter).generate(plain_answer.prompt, 16)
     assert answer.tokens == plain_answer.tokens and answer.mean_acceptance_length > 1
 
 

@@ -198,9 +198,9 @@ def test_at_temperature_0_the_text_is_plain_decodings():
     target = CausalLM(build(ARCHITECTURES["llama"]()))
     seen = Seen(EagleDrafter(tiny_head(target.model), target))
     decoder = Decoder(target, seen, SelectedTree(selector_of(), seen))
-    assert decoder.generate(prompt(9), 30).tokens == plain(target).generate(prompt(9), 30).tokens
-    batch = generate_batch(decoder, [prompt(9), prompt(5)], 20, width=2)
-    assert [one.tokens for one in batch] == [plain(target).generate(prompt(n), 20).tokens for n in (9, 5)]
+    assert decoder.generate(prompt(9), 14).tokens == plain(target).generate(prompt(9), 14).tokens
+    batch = generate_batch(decoder, [prompt(9), prompt(5)], 10, width=2)
+    assert [one.tokens for one in batch] == [plain(target).generate(prompt(n), 10).tokens for n in (9, 5)]
 
 
 def test_no_comb_is_drawn_where_it_has_no_room():

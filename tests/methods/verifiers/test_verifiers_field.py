@@ -14,7 +14,18 @@ import pytest
 import torch
 from asking import begin, draft
 from enumeration import LAWS as PLAIN_LAWS
-from enumeration import VOCAB, Text, drawn_trees, emitted_law, law_of, scored, unchecked, verdicts, warped
+from enumeration import (
+    VOCAB,
+    Text,
+    drawn_trees,
+    emitted_law,
+    law_of,
+    scored,
+    solved_once,
+    unchecked,
+    verdicts,
+    warped,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Float, Int
@@ -130,18 +141,8 @@ def trees_of(policy: str, laws: str) -> list[tuple[Tree, float, Float[Tensor, "r
 
 
 @pytest.fixture(autouse=True, scope="module")
-def solved_once() -> Iterator[None]:
-    """A linear programme depends on the laws only: the same ones come back thousands of times here."""
-    solve, known = importance_weighted._best_weights, {}
-
-    def remembered(*arrays: np.ndarray) -> np.ndarray | None:
-        key = b"".join(array.tobytes() for array in arrays)
-        if key not in known:
-            known[key] = solve(*arrays)
-        return known[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importance_weighted, "_best_weights", remembered)
+def programmes_are_solved_once() -> Iterator[None]:
+    with solved_once():
         yield
 
 
