@@ -67,8 +67,9 @@ def test_trees_are_the_text_of_transformers(name):
 
 
 @pytest.mark.quick("lfm2")
-@pytest.mark.parametrize("name", ["lfm2", "deepseek_v4"])
-def test_rows_of_any_tree_are_plain_rows_whatever_was_kept_before(name):
+@pytest.mark.parametrize(("name", "close"), [("lfm2", 1e-9), ("deepseek_v4", 1e-5)], ids=["lfm2", "deepseek_v4"])
+def test_rows_of_any_tree_are_plain_rows_whatever_was_kept_before(name, close):
+    """DeepSeek V4 computes some of its layers in float32, whose kernels depend on the CPU."""
     lm, context = target(name), prompt(LENGTH, vocab=VOCAB)
     lm.reset()
     lm.append(context)
@@ -79,7 +80,7 @@ def test_rows_of_any_tree_are_plain_rows_whatever_was_kept_before(name):
         for leaf in set(range(7)) - set(tree.parents.tolist()):
             path = tree.path_to(leaf)
             expected = causal_logits(lm.model, [*context, *tree.tokens[path].tolist()])[len(context) :]
-            assert (logits[path] - expected).abs().max() < 1e-6
+            assert (logits[path] - expected).abs().max() < close
         kept = tree.path_to(len(tree) - 1)[: 2 + seed % 2]
         lm.commit(kept.tolist())
         context = [*context, *tree.tokens[kept].tolist()]
