@@ -3,6 +3,7 @@
 Owns the bytes of such a weight, and refuses a weight that this form does not hold. It knows no layers.
 """
 
+from math import isnan
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ def pack(weight: Float[Tensor, "outputs inputs"], bits: int, place: Tensor | Non
     packed = torch.empty(form, dtype=torch.uint8) if place is None else place.view(form)
     write: Any = torch.ops.opt_tree.quantise_weight
     error, largest = write.default(weight, packed).amax(0).tolist() if weight.numel() else (0.0, 0.0)
-    if not error <= _WORST[bits] * largest:  # not a number where w, d or m are not finite
+    if isnan(error):
+        raise ValueError("it has weights that are not finite numbers")
+    if not error <= _WORST[bits] * largest:  # infinite where d or m are
         raise ValueError(
             f"in {bits} bits a weight would be off by {error:.2g}, and the largest is {largest:.2g}: "
             "a group's scale is a number of half precision"

@@ -339,62 +339,64 @@ Tensor quantised_linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int
     return out;
 }
 
-// How far the numbers of a weight are from what is packed at most, and the largest of them. Where one is not finite, the
-// error is no number.
-struct Worst {
-    float error = 0, largest = 0;
-    void add(Worst other) {
-        if (!(other.error <= error) && error == error) error = other.error;
-        largest = std::max(largest, other.largest);
-    }
-};
-
 // Eight numbers at a time: GCC computes vectors of sixteen one by one where the processor has none.
 constexpr int FEW = 8;
 typedef float Few __attribute__((vector_size(FEW * 4)));
 typedef int32_t FewInts __attribute__((vector_size(FEW * 4)));
 typedef uint8_t FewBytes __attribute__((vector_size(FEW)));
 
+// How far the numbers of a weight are from what is packed at most, and the largest of them.
+struct Worst {
+    Few error{}, wrong{};  // of every eighth number; wrong: no number, where one is not finite
+    float largest = 0;
+
+    float most() const {
+        float most = 0, any = 0;
+        for (int i = 0; i < FEW; ++i) most = std::max(most, error[i]), any += wrong[i];
+        return most + any;
+    }
+};
+
 // An output's group: w = d * (u - 128), where the largest |u - 128| is 127, or w = d * u + m, where m is the least w and the
 // largest u is 15.
 template <int BITS>
-Worst levels(const Few (&w)[GROUP / FEW], uint8_t* u, _Float16& d, _Float16& m) {
+void levels(const Few (&w)[GROUP / FEW], uint8_t* u, _Float16& d, _Float16& m, Worst& worst) {
     constexpr int LEAST = BITS == 8 ? -127 : 0, MOST_LEVEL = BITS == 8 ? 127 : 15;
-    Few least = w[0], most = w[0], wrong{};
+    Few least = w[0], most = w[0];
     for (const Few& some : w) {
         least = some < least ? some : least;
         most = some > most ? some : most;
-        wrong += some * 0;  // no number, where one is not finite
+        worst.wrong += some * 0;
     }
-    float low = least[0], high = most[0], error = wrong[0];
-    for (int i = 1; i < FEW; ++i) low = std::min(low, least[i]), high = std::max(high, most[i]), error += wrong[i];
+    float low = least[0], high = most[0];
+    for (int i = 1; i < FEW; ++i) low = std::min(low, least[i]), high = std::max(high, most[i]);
     const float largest = std::max(high, 0 - low);
     d = (_Float16)(BITS == 8 ? largest / 127 : (high - low) / 15);
     m = (_Float16)(BITS == 8 ? 0 : low);
     const float scale = d, begin = m, divisor = scale > 0 ? scale : 1;
-    Few worst{};
+    if (!(scale < INFINITY && std::fabs(begin) < INFINITY)) worst.error += INFINITY;
     for (int part = 0; part < GROUP / FEW; ++part) {
         // A sum with 1.5 * 2^23 is rounded to whole numbers.
         FewInts q = as<FewInts>((w[part] - begin) / divisor + 12582912.f) - 0x4b400000;
         q = q < LEAST ? FewInts{} + LEAST : q;
         q = q > MOST_LEVEL ? FewInts{} + MOST_LEVEL : q;
         const Few off = __builtin_convertvector(q, Few) * scale + begin - w[part];
-        worst = off > worst ? off : worst;
-        worst = -off > worst ? -off : worst;
+        worst.error = off > worst.error ? off : worst.error;
+        worst.error = -off > worst.error ? -off : worst.error;
         const FewBytes bytes = __builtin_convertvector(BITS == 8 ? q + 128 : q, FewBytes);
         std::memcpy(u + part * FEW, &bytes, FEW);
     }
-    for (int i = 0; i < FEW; ++i) error = worst[i] > error ? worst[i] : error;
-    return {scale < INFINITY && std::fabs(begin) < INFINITY ? error : INFINITY + error, largest};
+    worst.largest = std::max(worst.largest, largest);
 }
 
-// Pack a panel; outputs and inputs that there are none of are 0.
+// Pack a panel; outputs and inputs that there are none of are 0. Output by output: so memory is read in order, and what is
+// written apart lies in the cache.
 template <int BITS, class Real>
-Worst pack(const Real* weight, int64_t outputs, int64_t inputs, uint8_t* to) {
+Worst pack(const Real* weight, int64_t outputs, int64_t inputs, uint8_t* panel) {
     Worst worst;
-    for (int64_t begin = 0; begin < inputs; begin += GROUP, to += group_bytes(BITS)) {
-        _Float16 ends[2][PANEL];
-        for (int64_t o = 0; o < PANEL; ++o) {
+    for (int64_t o = 0; o < PANEL; ++o) {
+        uint8_t* to = panel;
+        for (int64_t begin = 0; begin < inputs; begin += GROUP, to += group_bytes(BITS)) {
             const int64_t count = o < outputs ? std::min<int64_t>(inputs - begin, GROUP) : 0;
             float numbers[GROUP] = {};
             if (count == GROUP)
@@ -404,15 +406,18 @@ Worst pack(const Real* weight, int64_t outputs, int64_t inputs, uint8_t* to) {
             Few w[GROUP / FEW];
             std::memcpy(w, numbers, sizeof w);
             uint8_t u[GROUP];
-            worst.add(levels<BITS>(w, u, ends[0][o], ends[1][o]));
+            _Float16 d, m;
+            levels<BITS>(w, u, d, m, worst);
             for (int k = 0; k < GROUP / STEP; k += 8 / BITS) {
                 uint32_t four, next;
                 std::memcpy(&four, u + k * STEP, STEP);
                 if (BITS == 4) std::memcpy(&next, u + (k + 1) * STEP, STEP), four |= next << 4;
                 std::memcpy(to + (k * BITS / 8 * PANEL + o) * STEP, &four, STEP);
             }
+            _Float16* ends = (_Float16*)(to + PANEL * GROUP * BITS / 8) + o;
+            std::memcpy(ends, &d, sizeof d);
+            if (BITS == 4) std::memcpy(ends + PANEL, &m, sizeof m);
         }
-        std::memcpy(to + PANEL * GROUP * BITS / 8, ends, group_bytes(BITS) - PANEL * GROUP * BITS / 8);
     }
     return worst;
 }
@@ -438,7 +443,8 @@ Tensor quantise_weight(Tensor weight, Tensor packed) {
                 uint8_t* to = (uint8_t*)packed.mutable_data_ptr() + p * size;
                 const int64_t count = std::min<int64_t>(PANEL, outputs - p * PANEL);
                 const Worst worst = packed.size(2) == group_bytes(8) ? pack<8>(own, count, inputs, to) : pack<4>(own, count, inputs, to);
-                std::memcpy((float*)found.mutable_data_ptr() + 2 * p, &worst, sizeof worst);
+                float* told = (float*)found.mutable_data_ptr() + 2 * p;
+                told[0] = worst.most(), told[1] = worst.largest;
             }
         });
     };

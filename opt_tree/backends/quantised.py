@@ -28,7 +28,8 @@ def quantise(model: nn.Module, weights: str) -> None:
     """Replace a model's linear layers by quantised ones, in place. `weights`: "int8" or "int4".
 
     With "int4" the output layer gets eight bits, as in GGUF's files: its errors are the logits'. Layers of fewer than
-    64 outputs (a router's) stay as they are. Raises ValueError for a model that cannot be quantised, and KernelError.
+    64 outputs (a router's) stay as they are. Raises ValueError for a model that cannot be quantised, and KernelError. A
+    weight whose numbers cannot be held is met on the way: what was replaced before it stays so.
     """
     check_weights(weights)
     places = [place for place in _linears(model) if place[2].out_features >= PANEL]
@@ -44,8 +45,6 @@ def quantise(model: nn.Module, weights: str) -> None:
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise ValueError("its weights are moved by hooks while it runs (offloading)")
     paths = {id(module): path for path, module in model.named_modules()}
-    if bad := [paths[id(layer)] for *_, layer in places if not _finite(layer.weight)]:
-        raise ValueError(f"{bad[0]} has weights that are not finite numbers")
     load_kernel()
     output = getattr(model, "get_output_embeddings", lambda: None)()
     held = {id(one) for module in model.modules() if type(module) is not nn.Linear for one in module.parameters(False)}
@@ -57,13 +56,6 @@ def quantise(model: nn.Module, weights: str) -> None:
             raise ValueError(f"{paths[id(layer)]}: {error}") from None
         release(layer.weight)
         setattr(parent, name, QuantisedLinear(packed, layer, id(layer.weight) in held))
-
-
-def _finite(weight: Tensor) -> bool:
-    """Whether all numbers of a weight are finite. Memory need not hold those of all weights at once for that."""
-    finite = bool(torch.stack(torch.aminmax(weight)).isfinite().all())
-    release(weight)
-    return finite
 
 
 def check_weights(weights: str) -> None:
