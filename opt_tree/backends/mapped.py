@@ -36,22 +36,15 @@ class File(NamedTuple):
         return now is None or now == self or (now.device, now.inode) != (self.device, self.inode)
 
 
-class Mapped(NamedTuple):
-    """A weight in a file that is mapped privately, and what it is known by."""
+class Pages(NamedTuple):
+    """The pages that are all a weight's own."""
 
-    file: File
     begin: int
     end: int
-    """Addresses of the pages that are all its own."""
-    edges: bytes
-    """Its numbers before and behind them."""
-
-    def same(self, tensor: Tensor) -> bool:
-        """Whether the tensor is that weight still: nobody has written to its pages, or to the file."""
-        return self.file.same() and _edges(tensor) == self.edges and self.clean()
+    """Addresses."""
 
     def clean(self) -> bool:
-        """Whether no page of it is this process's own."""
+        """Whether none of them is this process's own: those that are in memory are a file's."""
         try:
             with open("/proc/self/pagemap", "rb", buffering=0) as pages:
                 pages.seek(self.begin // _PAGE * 8)
@@ -62,29 +55,48 @@ class Mapped(NamedTuple):
         here = found[(found & (_SWAPPED | _PRESENT)) != 0]
         return len(found) == (self.end - self.begin) // _PAGE and bool(((here & _FILE) != 0).all())
 
-    def release(self) -> None:
-        """Give its pages back to the system, if they are the file's: whoever needs them finds them there again."""
-        if self.clean():
-            address, size = ctypes.c_void_p(self.begin), ctypes.c_size_t(self.end - self.begin)
-            ctypes.CDLL(None).madvise(address, size, mmap.MADV_DONTNEED)
+
+class Mapped(NamedTuple):
+    """A weight in a file that is mapped privately, and what it is known by."""
+
+    file: File
+    pages: Pages
+    edges: bytes
+    """Its numbers before and behind them."""
+
+    def same(self, tensor: Tensor) -> bool:
+        """Whether the tensor is that weight still: nobody has written to its pages, or to the file."""
+        return self.file.same() and _edges(tensor) == self.edges and self.pages.clean()
 
 
 def mapped(tensor: Tensor) -> Mapped | None:
     """What is known of a weight that lies in a file; None for one that does not, a small one, or a changed one."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes < LEAST:
+    if (pages := _pages_of(tensor)) is None:
         return None
     address = tensor.data_ptr()
     if (file := _file_of(address, address + tensor.nbytes)) is None:
         return None
-    begin = -(-address // _PAGE) * _PAGE
-    found = Mapped(file, begin, (address + tensor.nbytes) // _PAGE * _PAGE, _edges(tensor))
-    return found if found.clean() else None
+    return Mapped(file, pages, _edges(tensor)) if pages.clean() else None
 
 
 def release(tensor: Tensor) -> None:
-    """Give the pages of a weight that lies in a file back to the system; of any other, nothing."""
-    if (found := mapped(tensor.detach())) is not None:
-        found.release()
+    """Give the pages of a weight that lies in a file back to the system; of any other, nothing.
+
+    Whoever needs them finds them in the file again. Which file it is need not be known: to find that out takes
+    milliseconds.
+    """
+    pages = _pages_of(tensor.detach())
+    if pages is not None and pages.clean():
+        address, size = ctypes.c_void_p(pages.begin), ctypes.c_size_t(pages.end - pages.begin)
+        ctypes.CDLL(None).madvise(address, size, mmap.MADV_DONTNEED)
+
+
+def _pages_of(tensor: Tensor) -> Pages | None:
+    """The pages of a weight; None for a small one, and one that does not lie in memory in one piece."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes < LEAST:
+        return None
+    address = tensor.data_ptr()
+    return Pages(-(-address // _PAGE) * _PAGE, (address + tensor.nbytes) // _PAGE * _PAGE)
 
 
 def _edges(tensor: Tensor) -> bytes:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -86,3 +87,17 @@ def test_pages_are_given_back_and_what_was_written_stays(model):
     weight.data[ROWS // 2] = 0
     release(weight)
     assert not weight[ROWS // 2].any() and mapped(weight) is None
+
+
+def test_memory_of_other_kinds_keeps_what_was_written(tmp_path):
+    """None of it is asked for its file: pages tell whether they are one's."""
+    numbers = torch.randn(ROWS, COLUMNS)
+    numbers.numpy().tofile(tmp_path / "numbers")
+    written = [numbers.clone(), numbers.clone().share_memory_(), torch.zeros(ROWS, COLUMNS)]
+    for mode in ("r+", "c"):
+        written.append(torch.from_numpy(np.memmap(tmp_path / "numbers", np.float32, mode, shape=(ROWS, COLUMNS))))
+    for tensor in written:
+        tensor[ROWS // 2] = 7
+        before = tensor.clone()
+        release(tensor)
+        assert torch.equal(tensor, before)
