@@ -35,6 +35,11 @@ def check_same_tokenizer(
     )
 
 
+def same_vocabulary(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> bool:
+    """Whether both name the same tokens by the same ids, no more and no less."""
+    return target.get_vocab() == drafter.get_vocab()
+
+
 def same_tokens(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> bool:
     """Whether ids that both have are the same tokens, but for added ones: one vocabulary, or a family's."""
     ours, theirs = (_names(tokenizer) for tokenizer in (target, drafter))
