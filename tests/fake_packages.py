@@ -23,8 +23,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     export = aot.export
     programs: dict[str, Any] = {}
 
-    def export_once(body: Body, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
-        masks = [*inputs[1]] if isinstance(inputs[1], dict) else []
+    def export_once(body: Body, inputs: dict[str, Any]) -> torch.export.ExportedProgram:
+        masks = [*inputs["mask"]] if isinstance(inputs["mask"], dict) else []
         asked = str((facts_of(body.model), body.layers, masks))
         if asked not in _EXPORTED:
             _EXPORTED[asked] = export(Body(copy.deepcopy(body.model), body.layers), inputs)
@@ -40,8 +40,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         graph = program.module()
 
         def call(flat: list[Tensor]) -> list[Tensor]:
-            inputs, _ = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
-            return list(graph(*inputs))
+            _, inputs = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
+            return list(graph(**inputs))
 
         return call
 

@@ -77,13 +77,17 @@ class Body(nn.Module):
         mask: Mask | dict[str, Mask],
         kv: list[Tensor],
         features: Float[Tensor, "lanes rows hidden"] | None = None,
+        kept: Int[Tensor, " kept"] | None = None,
     ) -> tuple[Tensor, ...]:
         """`kv`: keys and values of each layer in turn, `[lanes, heads, capacity, dim]`, written in place.
 
-        `features`: those of the `Inputs`, where the model takes them.
+        `features`: those of the `Inputs`, where the model takes them. `kept`: the rows that have logits, where the
+        model takes that; None: all.
         """
         keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
         inputs = model_inputs(self.model, ints, mask, features)
+        if kept is not None:
+            inputs["logits_to_keep"] = kept
         logits, states = compute_batch(self.model, inputs, BodyCache(kv, ints[2], keys), self.layers)
         best = () if self.drafted is None else (best_of(logits, self.drafted),)
         return (logits, *(states[layer] for layer in self.layers), *best)

@@ -39,7 +39,7 @@ of a small drafter's are done before the library has found out what it is asked 
 APART = "aot_inductor.package_constants_in_so"
 """Whether a package has the weights in it. Quantised ones stay where the model has them, in large pages."""
 LARGEST = 256
-"""Rows of a forward above which eager is as good: its products dominate, and it computes the last row's logits only."""
+"""Rows of a forward above which eager is as good: its products dominate."""
 _ROWS, _PREFIX = 4, 40  # of the example that is traced, in each of two lanes
 
 
@@ -150,6 +150,9 @@ class Compiled(Backend):
         given = [inputs.numbers, *masks, *views]  # as `example` orders them
         if inputs.features is not None:
             given.append(inputs.features)
+        if self._keeps_logits:
+            rows = inputs.numbers.shape[2]
+            given.append(torch.arange(rows - 1 if inputs.last_only else 0, rows))
         logits, *outputs = self._call(given)
         return Output(logits, {layer: outputs[place] for layer, place in self._watched})
 
@@ -186,7 +189,7 @@ def _facts(model: Any, traced: Traced) -> dict[str, Any]:
     kernel = {"canonical": SOURCE.read_text()} if traced.canonical else {}
     if traced.quantised:
         kernel["quantised"] = QUANTISED.read_text()
-    return facts_of(model) | computed | kernel | {"options": traced.options, "format": 5}
+    return facts_of(model) | computed | kernel | {"options": traced.options, "format": 6}
 
 
 def _load_or_make(
@@ -263,37 +266,47 @@ def _make(package: Package, backend: Compiled, traced: Traced) -> None:
         package.write(file, about)
 
 
-def example(model: Any, shapes: list[LayerShape], kinds: tuple[str, ...] = (), lanes: int = 2) -> tuple[Any, ...]:
-    """Inputs of a forward of a few rows in each lane, to trace it with: values do not matter, sizes are symbols."""
+def example(model: Any, shapes: list[LayerShape], kinds: tuple[str, ...] = (), lanes: int = 2) -> dict[str, Any]:
+    """Inputs of a forward of a few rows in each lane, to trace it with: values do not matter, sizes are symbols.
+
+    By the names that `Body` takes them by, in its order.
+    """
     keys, embeddings = _PREFIX + _ROWS, model.get_input_embeddings().weight
     mask = torch.ones(lanes, 1, _ROWS, keys, dtype=torch.bool)
     places = torch.arange(_PREFIX, keys).expand(lanes, _ROWS)
-    features: tuple[Tensor, ...] = ()
-    if takes(model, "features"):
-        features = (torch.zeros(lanes, _ROWS, embeddings.shape[1], dtype=embeddings.dtype),)
     sizes = [(s.heads, 2 * keys, dim, s.dtype) for s in shapes for dim in (s.key_dim, s.value_dim)]
-    return (
-        torch.stack([torch.zeros_like(places), places, places]),
-        {kind: mask.clone() for kind in kinds} if kinds else mask,
-        [torch.zeros(lanes, *size, dtype=dtype) for *size, dtype in sizes],
-        *features,
-    )
+    inputs: dict[str, Any] = {
+        "ints": torch.stack([torch.zeros_like(places), places, places]),
+        "mask": {kind: mask.clone() for kind in kinds} if kinds else mask,
+        "kv": [torch.zeros(lanes, *size, dtype=dtype) for *size, dtype in sizes],
+    }
+    if takes(model, "features"):
+        inputs["features"] = torch.zeros(lanes, _ROWS, embeddings.shape[1], dtype=embeddings.dtype)
+    if takes(model, "logits_to_keep"):
+        inputs["kept"] = torch.arange(_ROWS)
+    return inputs
 
 
-def export(body: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
-    """Trace a body with lanes, rows, keys and capacity as symbols; a size of one is one like others."""
+def export(body: nn.Module, inputs: dict[str, Any]) -> torch.export.ExportedProgram:
+    """Trace a body with lanes, rows, keys, capacity and kept rows as symbols; a size of one is one like others."""
     import torch.fx.experimental._config as symbols
 
     dim = torch.export.Dim
     lanes, rows = dim("lanes", min=1, max=1 << 12), dim("rows", min=1, max=1 << 12)
     keys, capacity = dim("keys", min=2, max=1 << 20), dim("capacity", min=2)
     mask: Any = {0: lanes, 2: rows, 3: keys}
-    if isinstance(inputs[1], dict):
-        mask = {kind: {0: lanes, 2: rows, 3: keys} for kind in inputs[1]}
-    features = [{0: lanes, 1: rows}] * len(inputs[3:])
-    shapes = ({1: lanes, 2: rows}, mask, [{0: lanes, 2: capacity}] * len(inputs[2]), *features)
+    if isinstance(inputs["mask"], dict):
+        mask = {kind: mask for kind in inputs["mask"]}
+    shapes = {
+        "ints": {1: lanes, 2: rows},
+        "mask": mask,
+        "kv": [{0: lanes, 2: capacity}] * len(inputs["kv"]),
+        "features": {0: lanes, 1: rows},
+        "kept": {0: dim("kept", min=1, max=1 << 12)},
+    }
     with symbols.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        return torch.export.export(body, inputs, dynamic_shapes=shapes, strict=False)
+        known = {name: shapes[name] for name in inputs}
+        return torch.export.export(body, (), inputs, dynamic_shapes=known, strict=False)
 
 
 def _compile(program: torch.export.ExportedProgram, file: Path, options: dict[str, Any]) -> None:

@@ -152,12 +152,13 @@ def _check_lanes(lm: CausalLM, engine: Compiled) -> None:
     The lanes' contexts are the model's own rows: on made-up ones a deep model in a narrow dtype says anything.
     """
     body, numbers = Body(lm.model, engine.traced), torch.Generator().manual_seed(0)
-    ints, mask, views, *features = example(lm.model, lm.cache.shapes, engine.kinds, lanes=3)
+    traced = example(lm.model, lm.cache.shapes, engine.kinds, lanes=3)
+    ints, mask, views = traced["ints"], traced["mask"], traced["kv"]
 
     def filled(ints: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
         ints[0] = torch.randint(lm.vocab, ints[0].shape, generator=numbers)
         own = None
-        if features:
+        if "features" in traced:
             own = torch.randn(*ints.shape[1:], lm.hidden, generator=numbers).to(lm.dtype)
         return ints, {kind: seen for kind in mask} if isinstance(mask, dict) else seen, own
 
@@ -173,6 +174,8 @@ def _check_lanes(lm: CausalLM, engine: Compiled) -> None:
     found = engine.call(Inputs(ints, seen, features=given), views)
     expected = body(ints, seen, again, given)
     _check_close(lm, found.logits.double(), expected[0].double(), "its compiled logits of several lanes")
+    last = engine.call(Inputs(ints, seen, features=given, last_only=True), views).logits[:, -1:]
+    _check_close(lm, last.double(), expected[0][:, -1:].double(), "its compiled logits of the last row")
     for view, one in zip(views, again, strict=True):
         _check_close(lm, view.double(), one.double(), "the rows that its compiled forward of several lanes writes")
 

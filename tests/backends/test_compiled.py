@@ -529,11 +529,11 @@ def test_a_body_is_a_function_of_its_tensors():
     """Nothing of one call is left in the next: the same storage, two texts."""
     lm = CausalLM(tiny("llama"))
     body = Body(lm.model, (-1,))
-    ints, mask, kv = aot.example(lm.model, lm.cache.shapes)
+    inputs = aot.example(lm.model, lm.cache.shapes)
     with torch.no_grad():
-        first = body(ints, mask, kv)
-        body(ints + 1, mask, kv)
-        again = body(ints, mask, kv)
+        first = body(**inputs)
+        body(**inputs | {"ints": inputs["ints"] + 1})
+        again = body(**inputs)
     assert len(first) == 2 and all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 

@@ -68,7 +68,7 @@ def test_what_a_body_reads_on_the_host(architecture):
     inputs = example(lm.model, lm.cache.shapes, lm.mask_kinds)
     reads = HostReads()
     with torch.inference_mode(), reads:
-        Body(lm.model, (-1,))(*inputs)
+        Body(lm.model, (-1,))(**inputs)
     assert set(reads.found) == READING.get(architecture, set())
 
 
