@@ -19,14 +19,13 @@ from evaluation.compare import __main__ as compare
 from evaluation.compare import measure
 from evaluation.compare.combinations import SIBLINGS, Combination, Grid
 from evaluation.compare.measure import Expectation, footprint
-from evaluation.compare.plots import COLOURS, _expecting, _shades, panels_of
+from evaluation.compare.plots import COLOURS, _shades, panels_of
 from evaluation.compare.studies import STUDIES, study
 from opt_tree import Decoder, OptTree, Sampling, load_pair
 from opt_tree.methods.policies import registry
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.registry import Method
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
-from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.models.checkpoints import CheckpointError
 
 
@@ -395,9 +394,7 @@ def test_plots_come_from_the_file_alone(
 ) -> None:
     output = tmp_path / "a.jsonl"
     assert command(folder, output, "--policies", "opt:0.1") == 0
-    sampled = ("--policies", "chains:2", "--verifiers", "naive", "--temperatures", "1")
-    assert command(folder, output, *sampled, "--limit", "2") == 0
-    greedy, drawn = lines(output)
+    (greedy,) = lines(output)
 
     def like(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
         cell = Combination(**{**record["cell"], **changes})
@@ -406,27 +403,15 @@ def test_plots_come_from_the_file_alone(
     records = [like(greedy, policy=f"opt:{t}", budget=n) for t in (0.1, 0.3, 0.6) for n in (5, 25)]
     records += [like(greedy, policy=name, sharpening="either", budget=25) for name in ("binary", "sequoia")]
     records += [like(greedy, policy="opt:0.1", temperature=t, verifier="match", budget=25) for t in (0.5, 1.0)]
-    records += [like(drawn, temperature=t, budget=n) for t in (0.5, 1.0) for n in (4, 6)]
     output.write_text("".join(json.dumps(record) + "\n" for record in records))
     capsys.readouterr()
     monkeypatch.setattr(compare, "Bench", None)
     assert compare.main(["--output", str(output), "--plots", str(tmp_path / "plots")]) == 0
     found = {path.name for path in (tmp_path / "plots").iterdir()}
     structures = "structures_" + re.sub(r"\W+", "_", f"lm:{folder}/draft")
-    wanted = ("length_by_budget", structures, "verifiers_by_temperature")
+    wanted = ("length_by_budget", structures)
     assert found == {f"compare_{name}{kind}" for name in wanted for kind in (".png", ".svg", ".pdf")}
     assert compare.main(["--output", str(tmp_path / "absent.jsonl")]) == 2
-
-
-def test_the_picture_of_verifiers_says_what_their_tables_say() -> None:
-    """Of a verifier that has a line of its own the trees of that line count, of another one those of all lines."""
-    cell = {"drafter": "lm:demo", "sharpening": "bare", "temperature": 1.0, "policy": "chains:2", "budget": 4}
-    records = [
-        {"cell": cell | {"children": "IID", "verifier": judge}, "efficiency": [{"naive": [own], "k_seq": [own, own]}]}
-        for judge, own in (("naive", 2.0), ("traversal", 3.0))
-    ]
-    (found,) = _expecting(records)
-    assert found["efficiency"] == {"naive": [(2.0, 1)], "k_seq": [(4.0, 2), (6.0, 2)]}
 
 
 def test_no_panel_is_alone_in_a_row() -> None:
@@ -443,9 +428,8 @@ def lab(colour: str) -> np.ndarray:
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
 
 
-@pytest.mark.parametrize("names", [registry.POLICIES, VERIFIERS])
-def test_no_two_lines_of_a_picture_look_alike(names) -> None:
-    colours = [lab(COLOURS.get(name, name)) for name in names]
+def test_no_two_lines_of_a_picture_look_alike() -> None:
+    colours = [lab(COLOURS[name]) for name in registry.POLICIES]
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(colours, 2)) > 20
 
 
