@@ -165,14 +165,6 @@ class Models(Machine):
         own = drafter_of(self.base_model_path) if self.base_model_path in KNOWN else None
         return own or self.embedded
 
-    @property
-    def named_drafter(self) -> dict[str, str]:
-        """The drafter under the key that headers have for its kind: draft_model_path, ea_model_path or drafter."""
-        from opt_tree.methods.drafters.registry import parse_spec
-
-        kind, path = parse_spec(self.drafter)
-        return next(({key: path} for key, own in PUBLISHED.items() if own == kind), {"drafter": self.drafter})
-
 
 @dataclass(frozen=True)
 class Asked(Models):
@@ -313,9 +305,8 @@ class Options(Asked):
         return None if self.num_gpus_total is None else self.num_gpus_total // self.num_gpus_per_model
 
     def as_dict(self) -> dict[str, Any]:
-        """Every option, for the header; the drafter under its published name."""
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {key: value for key, value in known.items() if key not in ("drafter", *PUBLISHED)} | self.named_drafter
+        """Every option, for the header; what drafts is said once."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in PUBLISHED}
 
 
 @dataclass(frozen=True)
