@@ -437,7 +437,7 @@ def cell_line(policy: str, budget: int) -> dict[str, Any]:
     cell = {"drafter": "lm:demo", "sharpening": "bare", "temperature": 0.0, "policy": policy, "budget": budget}
     cell |= {"children": "TopK", "verifier": "greedy"}
     known = {"question_id": f"{policy}, {budget}", "cell": cell, "answers": ANSWERS, "plain": BASELINE}
-    return known | {"figures": comparison.figures(ANSWERS, BASELINE, [])}
+    return known | {"figures": comparison.figures(ANSWERS, BASELINE, {})}
 
 
 def test_the_table_of_a_comparison_has_a_column_for_each_thing_that_differs(
@@ -457,7 +457,7 @@ def test_the_tables_of_a_comparison_have_one_order_of_columns(
 ) -> None:
     """Whichever line comes first: OPT-Tree's has no difference to itself."""
     faster = cell_line("binary", 60) | {"answers": [answer(1, "math", choice([[6, 4]], [1.0])), ANSWERS[1]]}
-    faster["figures"] = comparison.figures(faster["answers"], BASELINE, []) | {"weights_bytes": 1e6}
+    faster["figures"] = comparison.figures(faster["answers"], BASELINE, {}) | {"weights_bytes": 1e6}
     slower = cell_line("opt", 60)
     lines = [cell_line("opt", 8), cell_line("binary", 8), slower, faster]
     for line in lines[:3]:
