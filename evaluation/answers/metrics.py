@@ -175,6 +175,11 @@ def with_interval(value: float, interval: Sequence[float] | None, sign: str = ""
     return f"{value:{sign}.2f}{edges}"
 
 
+def between(interval: Sequence[float] | None, digits: int = 2) -> str:
+    """An interval in a cell of its own; an empty text for none."""
+    return " to ".join(f"{edge:.{digits}f}" for edge in interval or ())
+
+
 def ratio(speed: dict[str, Any] | None) -> str:
     return "" if not speed else with_interval(speed["micro"], speed["interval"])
 
