@@ -45,7 +45,7 @@ from evaluation.certify import Certificate, certify
 from evaluation.command_line import Value, print_json, table
 from evaluation.divergence import Divergence, Explainer, token_at
 from evaluation.run import models
-from evaluation.run.options import PUBLISHED, Models
+from evaluation.run.options import Models
 from opt_tree import CausalLM, Pair, Sampling
 from opt_tree.errors import counted
 
@@ -149,7 +149,7 @@ def load_target(a: AnswerSet, b: AnswerSet, arguments: argparse.Namespace) -> Pa
     if arguments.certify:
         own["weights"] = a.settings.get("weights")
     if compiled:  # the same package as the answers', which watches what the drafter reads
-        own |= {key: a.settings[key] for key in (*PUBLISHED, "drafter") if a.settings.get(key)}
+        own["drafter"] = a.settings.get("drafter")
     options = Models(base_model_path=path, dtype=dtype, device=device, through=through, **own)
     return models.load(options, device) if compiled else models.load_target(options, device)
 

@@ -49,7 +49,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from evaluation.answers.metrics import times_as_fast, with_interval
+from evaluation.answers.metrics import between, times_as_fast, with_interval
 from evaluation.command_line import Value, counted, machine_of, numbers, table
 from evaluation.run.baselines import InLoop, transformers_batch, transformers_methods
 from evaluation.run.models import gather, load_assistant, made_of
@@ -128,7 +128,7 @@ def _row(name: str, timings: Timings) -> Row:
     for other in BASELINES:
         if other in timings.runs:
             row[f"x {other}"], edges = times_as_fast(timings.spent(name), timings.spent(other))
-            row[f"x {other}, 95 %"] = None if edges is None or other == name else f"{edges[0]:.2f} to {edges[1]:.2f}"
+            row[f"x {other}, 95 %"] = None if other == name else between(edges)
     if "plain" in timings.runs:
         same = sum(one == other for one, other in zip(timings.texts(name), timings.texts("plain"), strict=True))
         row["same text"] = f"{same}/{len(timings.texts(name))}"

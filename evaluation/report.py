@@ -201,7 +201,7 @@ _FOLLOW = ("greedy", "match")
 
 
 def _combination_row(line: Mapping[str, Any]) -> dict[str, Value]:
-    speed, promise = line["speed_up"], line.get("promise")  # which older lines lack
+    speed, promise = line["speed_up"], line["promise"]
     # Of equal siblings, drawn independently, at most one can be accepted: their sum is no expectation.
     promised = line["children"] != "IID"
     known: dict[str, Value] = {
@@ -213,7 +213,7 @@ def _combination_row(line: Mapping[str, Any]) -> dict[str, Value]:
         "tokens/step": with_interval(line["tokens_per_step"], line["interval"]),
         "block efficiency": line["block_efficiency"].get(line["verifier"]),
         "ceiling": line["ceiling"],
-        "left at last layer": percent(line.get("left_at_last_layer")) if line["verifier"] in _FOLLOW else None,
+        "left at last layer": percent(line["left_at_last_layer"]) if line["verifier"] in _FOLLOW else None,
         "E(A)+1": line["expected_length"] if promised else None,
         "E(A)/A": with_interval(promise["ratio"], promise["interval"]) if promised and promise else None,
         "draft forwards": line["draft_forwards_per_step"],

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from evaluation.answers.metrics import estimate
+from evaluation.answers.metrics import between, estimate
 from evaluation.command_line import Value, table
 from evaluation.run.models import Material, gather
 from opt_tree import Decoder, Random, Sampling, Tree, Verdict
@@ -125,7 +125,7 @@ def run(options: Options) -> dict[str, Any]:
         more = np.asarray(accepted) - rounds
         of_questions = [(more[here].sum(), here.sum()) for here in questions]
         ahead, interval = estimate(of_questions, lambda sums: sums[..., 0] / sums[..., 1])
-        shown = " to ".join(f"{edge:.4f}" for edge in interval or ())
+        shown = between(interval, 4)
         return {"rule": name, "accepted": float(np.mean(accepted)), "above multi_round": ahead, "95 % interval": shown}
 
     rows = [row("multi_round", rounds)]

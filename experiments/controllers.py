@@ -125,7 +125,7 @@ def walk(
 ) -> dict[str, list[Generation]]:
     """What decoding each prompt with each policy would be, along plain decoding's texts."""
     found = {name: list[Generation]() for name in policies}
-    for prompt in tqdm(prompts, desc="controllers along texts", leave=False, disable=None):
+    for prompt in tqdm(prompts, desc="along texts", leave=False, disable=None):
         text = written(pair.target, prompt, limit, pair.stop)
         for name, generation in along(pair.drafter, text, policies, pair.target).items():
             found[name].append(generation)

@@ -34,16 +34,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from evaluation.command_line import table
 from evaluation.run.models import gather
+from experiments.controllers import walk
 from opt_tree import Generation, Static, TreePolicy
 from opt_tree.methods.controllers.beta_length import BetaLength
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength
 from opt_tree.methods.drafters.heads.early_exit import EarlyExit
-from opt_tree.tools.along import along
-from opt_tree.tools.stored_text import written
 
 PLACES = ((4, 12), (5, 80))
 """Layers below the exit, and of the target, to count by."""
@@ -74,12 +71,8 @@ def run(options: Options) -> dict[str, Any]:
         for name, kind in (("Beta", BetaLength), ("calibrated", CalibratedLength))
     }
     settings = {name: policy for group in (chains, *drawn.values()) for name, policy in group.items()}
-    made = {name: list[Generation]() for name in settings}
     prompts = given.first_prompts()
-    for prompt in tqdm(prompts, desc="chains along texts", unit="text", leave=False, disable=None):
-        text = written(pair.target, prompt, options.max_new_tokens, pair.stop)
-        for name, generation in along(pair.drafter, text, settings, pair.target).items():
-            made[name].append(generation)
+    made = walk(pair, prompts, options.max_new_tokens, settings)
     rows: list[dict[str, Any]] = [{"chain": name, **figures(made[name])} for name in chains]
     for name, seeds in drawn.items():
         each = [figures(made[one]) for one in seeds]

@@ -42,7 +42,7 @@ from jaxtyping import Float
 from scipy import optimize, stats
 from tqdm import tqdm
 
-from evaluation.answers.metrics import estimate
+from evaluation.answers.metrics import between, estimate
 from evaluation.command_line import table
 from evaluation.run.models import Material, gather
 from opt_tree import OptTree
@@ -163,20 +163,15 @@ def row(name: str, nodes: int, made: list[Generation]) -> dict[str, Any]:
         "nodes": nodes,
         "reading": name,
         "tokens a step": tokens,
-        "its 95 % interval": tokens_interval,
+        "its 95 % interval": between(tokens_interval),
         "E(A)": float(expected.mean()),
         "A": float(accepted.mean()),
         "A / E(A)": kept,
-        "95 % interval": kept_interval,
+        "95 % interval": between(kept_interval),
         "slope of A on E(A)": float(np.polyfit(expected, accepted, 1)[0]),
         "rank correlation": float(stats.spearmanr(expected, accepted).statistic),
         "mean distance": float(np.abs(expected - accepted).mean()),
     }
-
-
-def shown(value: Any) -> Any:
-    """A cell of the printed table."""
-    return " to ".join(f"{end:.2f}" for end in value) if isinstance(value, list) else value
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -192,5 +187,5 @@ def run(options: Options) -> dict[str, Any]:
             made = [along(drafter, text, {"": OptTree(nodes, 0)}, given.pair.target)[""] for text in named]
             rows.append(row(name, nodes, made))
     print(f"{given.pair.target.name}; {described(given.pair.drafter)}; {len(texts)} texts of {given.questions.name}")
-    print(table([{name: shown(value) for name, value in one.items()} for one in rows], ".2f"))
+    print(table(rows))
     return {"texts": len(texts), "rows": rows}

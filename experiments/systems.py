@@ -53,7 +53,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from evaluation.answers.metrics import estimate, times_as_fast
+from evaluation.answers.metrics import between, estimate, times_as_fast
 from evaluation.command_line import table
 from evaluation.run.baselines import InLoop
 from evaluation.run.models import Material, gather
@@ -191,7 +191,7 @@ def measure(given: Material, system: System, options: Options) -> list[dict[str,
         for row in rows:
             times, interval = times_as_fast(timings.spent(row["method"]), timings.spent(PLAIN))
             row |= {"tokens/s": timings.rate(row["method"]), "x plain": times}
-            row["x plain, 95 %"] = "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+            row["x plain, 95 %"] = between(interval)
     return rows
 
 
@@ -204,7 +204,7 @@ def line(name: str, answers: Sequence[Generation], baseline: Sequence[Generation
     return {
         "method": name,
         "tokens/step": rate,
-        "95 %": "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
+        "95 %": between(interval),
         "nodes/step": float(np.mean([step.tree.nodes for step in steps])),
         "draft forwards/step": float(np.mean([step.draft_forwards for step in steps])),
         "= plain": f"{equal}/{len(answers)}",

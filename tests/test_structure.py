@@ -317,7 +317,6 @@ LONG_MODULES = {
     "experiments/other_engines/engines.py": "an engine a function: how each is loaded, told to draft, and asked",
     "experiments/gpu_first_light.py": "all that a first GPU is asked, one function a part",
     "evaluation/run/options.py": "every option that the evaluation's commands share, one field each",
-    "evaluation/compare/measure.py": "one combination: what is loaded, what decodes in which order, what is expected",
     "evaluation/report.py": "one command: the figures of answer files in tables and words",
     "opt_tree/models/checkpoints.py": "whatever is read from files, and one line for everything that is wrong with one",
     "opt_tree/models/chain_lm.py": "a model path by path, and the probe that refuses it; the probe needs its inside",

@@ -18,6 +18,8 @@ from evaluation.answers.steps import alone, steps_of, total
 from opt_tree.errors import one_line
 
 Counts = Float[np.ndarray, "questions 2"]
+Efficiency = Mapping[str, Sequence[float]]
+"""By verifier: how many tokens it would emit on each tree."""
 SHARPENING = ("bare", "fitted")
 REFERENCE = "opt"
 """The policies that the others are compared with."""
@@ -31,8 +33,8 @@ ABOUT = {"drafter": "drafter", "sharpening": "sharpening", "tree": "policy", "no
 OF_DRAFTERS = ("draft_ms_per_step", *SIZES)
 
 
-def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequence[Mapping]) -> dict[str, Any]:
-    """The figures of one cell, from its answers, plain decoding's, and the expectations of each question's trees."""
+def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Efficiency) -> dict[str, Any]:
+    """The figures of one cell, from its answers, plain decoding's, and what was expected of its trees."""
     known = summary(answers)
     drafted = total(answers, "draft_tokens") or 0
     taken = steps_of(answers)
@@ -49,7 +51,7 @@ def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequ
         "speed_up": speed_up(answers, plain),
         "plain_tokens_per_second": summary(plain)["tokens_per_second"],
         "same_as_plain": [equal["equal"], equal["compared"]],
-        "block_efficiency": mean_efficiency(efficiency),
+        "block_efficiency": {name: float(np.mean(known)) for name, known in efficiency.items() if known},
     }
 
 
@@ -68,13 +70,6 @@ def promise(answers: Sequence[Record]) -> dict[str, Any] | None:
     # A resample may accept nothing.
     ratio, interval = estimate(sums, lambda drawn: drawn[..., 0] / np.maximum(drawn[..., 1], 1))
     return {"ratio": ratio, "interval": interval}
-
-
-def mean_efficiency(efficiency: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """The mean over all trees of what each verifier would emit on them, by its name."""
-    names = efficiency[0] if efficiency else {}
-    values = {name: [value for question in efficiency for value in question[name]] for name in names}
-    return {name: float(np.mean(known)) for name, known in values.items() if known}
 
 
 def counts(answers: Sequence[Record]) -> Counts:

@@ -66,14 +66,6 @@ def verified_tokens_per_step(answers: Records) -> float | None:
     return _per_step(answers, "verified_tokens")
 
 
-def nodes_accepted(answers: Records) -> float | None:
-    """Accepted tokens over drafted nodes, of the untrimmed steps."""
-    taken = steps_of(answers)
-    if taken is None or taken.nodes is None or not taken.nodes[taken.whole].any():
-        return None
-    return float((taken.lengths[taken.whole] - 1).sum() / taken.nodes[taken.whole].sum())
-
-
 def repeated_8grams(answers: Records) -> float | None:
     """The share of a turn's runs of eight tokens that it had before, as a mean over turns: 0 without a loop."""
     turns = [tokens for choice in choices(answers) for tokens in choice.get("token_ids", [])]
@@ -83,12 +75,6 @@ def repeated_8grams(answers: Records) -> float | None:
 def _repeated(tokens: Sequence[int], n: int) -> float:
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-def turns_ended(answers: Records) -> int | None:
-    """Turns that ended at a stop token, not at a limit."""
-    reasons = [reason for choice in choices(answers) for reason in choice.get("finish_reason", [])]
-    return sum(reason == "stop_token" for reason in reasons) if reasons else None
 
 
 def tokens_per_second(answers: Records) -> float | None:
@@ -189,6 +175,11 @@ def with_interval(value: float, interval: Sequence[float] | None, sign: str = ""
     return f"{value:{sign}.2f}{edges}"
 
 
+def between(interval: Sequence[float] | None, digits: int = 2) -> str:
+    """An interval in a cell of its own; an empty text for none."""
+    return " to ".join(f"{edge:.{digits}f}" for edge in interval or ())
+
+
 def ratio(speed: dict[str, Any] | None) -> str:
     return "" if not speed else with_interval(speed["micro"], speed["interval"])
 
@@ -221,9 +212,7 @@ METRICS = (
     Metric(left_at_last_layer, "left at last layer", percent),
     Metric(draft_forwards_per_step),
     Metric(verified_tokens_per_step, "nodes/step", lambda value: "" if value is None else f"{value - 1:.1f}"),
-    Metric(nodes_accepted),
     Metric(repeated_8grams),
-    Metric(turns_ended),
     Metric(tokens_per_second, "tokens/s", number(1)),
     Metric(tokens_per_second_macro),
     Metric(decode_tokens_per_second, "decode only", number(1)),

@@ -29,7 +29,6 @@ class Steps:
 
     lengths: Int[np.ndarray, " steps"]
     expected: Float[np.ndarray, " steps"] | None
-    nodes: Int[np.ndarray, " steps"] | None
     depths: Int[np.ndarray, " steps"] | None
     whole: Bool[np.ndarray, " steps"]
 
@@ -59,11 +58,8 @@ def steps_of(answers: Sequence[Record]) -> Steps | None:
     for choice in found:
         ends = np.cumsum(choice["decoding_steps"]) - 1
         reasons = choice.get("finish_reason", ["stop"] * len(ends))
-        flags = np.ones(len(choice["accept_lengths"]), dtype=bool)
-        flags[[end for end, reason in zip(ends, reasons, strict=True) if reason.startswith("stop") and end >= 0]] = (
-            False
-        )
-        whole.extend(flags)
+        stopped = {end for end, reason in zip(ends, reasons, strict=True) if reason.startswith("stop")}
+        whole.extend(step not in stopped for step in range(len(choice["accept_lengths"])))
 
     def flat(key: str, kind: type) -> np.ndarray | None:
         if not all(key in choice for choice in found):
@@ -72,8 +68,8 @@ def steps_of(answers: Sequence[Record]) -> Steps | None:
 
     lengths = flat("accept_lengths", int)
     assert lengths is not None
-    expected, nodes, depths = flat("expected_lengths", float), flat("tree_nodes", int), flat("tree_depths", int)
-    return Steps(lengths, expected, nodes, depths, np.array(whole, dtype=bool))
+    expected, depths = flat("expected_lengths", float), flat("tree_depths", int)
+    return Steps(lengths, expected, depths, np.array(whole, dtype=bool))
 
 
 def ceiling(answers: Sequence[Record]) -> float | None:

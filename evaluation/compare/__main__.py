@@ -86,7 +86,7 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
         session["arguments"] = dataclasses.asdict(options)
         for different in file.begin(bench.settings, session, [file] if options.overwrite else ()):
             print(f"warning: other cells of {file.path} were measured elsewhere: {different}", file=sys.stderr)
-        done = {} if options.overwrite else {record["question_id"]: record.get("code") or {} for record in file.read()}
+        done = {} if options.overwrite else {record["question_id"]: record.get("code", {}) for record in file.read()}
         for cell in cells:
             then = done.get(cell.key, cell.code)
             if changed := sorted(name for name, digest in cell.code.items() if then.get(name) != digest):

@@ -5,23 +5,20 @@ tree of the most probable children takes is exact (`opt_tree.tools.along`). All 
 forwards. Nothing is timed. Acceptance rates are counted along answers that are not compared.
 """
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from tqdm import tqdm
 
-from evaluation.answers.comparison import figures
-from evaluation.answers.file import AnswerFile, Record
+from evaluation.answers.file import Record
 from evaluation.answers.reading import AnswerSet
 from evaluation.answers.record import add_turn
 from evaluation.compare.combinations import Combination
-from evaluation.compare.measure import LEAST_TRIALS, drawn, footprint, load_pairs, slim
+from evaluation.compare.lines import line_of
 from evaluation.compare.options import Options
+from evaluation.compare.pairs import Pairs, reading
 from evaluation.compare.rates import DEPTH, WIDTH, Counts, measuring_tree
 from evaluation.questions.prompts import Prompter
-from evaluation.run.models import resolved
 from opt_tree import Generation, Static, TreePolicy
 from opt_tree.methods.policies.acceptance_rates import HALVING, AcceptanceRates
 from opt_tree.tools.along import along
@@ -47,35 +44,26 @@ def stored_answers(options: Options) -> AnswerSet:
     return found
 
 
-class Along:
-    """The models, loaded once, and the stored answers; measures all combinations of a drafter in one walk."""
+class Along(Pairs):
+    """The models and the stored answers; measures all combinations of a drafter in one walk."""
 
     def __init__(self, options: Options, combinations: Sequence[Combination]) -> None:
         stored = stored_answers(options)
         count = options.limit or len(stored.answers)
         self.answers, self.others = stored.answers[:count], stored.answers[count:][-options.rates_questions :]
-        self.pairs = load_pairs(options, combinations)
-        self.pair = next(iter(self.pairs.values()))
+        super().__init__(options, combinations)
         for (spec, _), pair in self.pairs.items():
             if pair.drafter.reads_logits:
                 raise ValueError(f"{spec} learns from every tree that it draws: only decoding counts its steps")
         self._limit = int(stored.settings["max_new_token"])
         template = stored.settings.get("conv_template")
         self._ends = frozenset(Prompter(self.pair.tokenizer, self.pair.stop, template).stop.tokens)
-        self.settings: dict[str, Any] = {
-            "base_model_path": options.base_model_path,
+        self.settings |= {
             "along": hashlib.sha256(stored.path.read_bytes()).hexdigest(),
             "ids": [answer["question_id"] for answer in self.answers],
             "rates_ids": [answer["question_id"] for answer in self.others],
             "max_new_tokens": self._limit,
-            "target_dtype": resolved(self.pair)["target_dtype"],
-            "canonical": resolved(self.pair).get("canonical"),
-            "through": options.through,
         }
-        self.sharpening = {
-            spec: resolved(pair)["sharpening"] for (spec, read), pair in self.pairs.items() if read == "fitted"
-        }
-        self.rates_file = AnswerFile(f"{options.output}.rates")
         self._left: list[Combination] = []
         self._found: dict[str, Record] = {}
 
@@ -93,7 +81,7 @@ class Along:
     def measure(self, one: Combination) -> Record:
         """Return the line of a combination; those of the same drafter are found with it."""
         if one.key not in self._found:
-            self._walk([other for other in self._left if _read(other) == _read(one)])
+            self._walk([other for other in self._left if reading(other) == reading(one)])
         return self._found.pop(one.key)
 
     def _walk(self, cells: Sequence[Combination]) -> None:
@@ -111,24 +99,14 @@ class Along:
                     add_turn(choices[-1], text.prompt, generation, choice["turns"][turn], choice["finish_reason"][turn])
             for key, record in records.items():
                 made[key].append(record)
-        plain = [slim(answer) for answer in made[PLAIN]]
         for one in cells:
-            self._found[one.key] = {
-                "question_id": one.key,
-                "code": one.code or None,
-                "cell": dataclasses.asdict(one),
-                "figures": figures(made[one.key], made[PLAIN], []) | footprint(one.drafter),
-                "first_tree": drawn(first[one.key].steps[0]),
-                "efficiency": [],
-                "answers": [slim(answer) for answer in made[one.key]],
-                "plain": plain,
-            }
+            self._found[one.key] = line_of(one, made[one.key], made[PLAIN], first[one.key].steps[0], {})
 
     def _along(
         self, answer: Record, one: Combination, policies: Mapping[str, TreePolicy]
     ) -> Iterator[tuple[Turn, dict[str, Generation]]]:
         """Each turn of an answer, and what every policy does along it, by the drafter of a combination."""
-        pair = self.pairs[_read(one)]
+        pair = self.pair_of(one)
         for choice in answer["choices"]:
             for turn, (prompt, tokens) in enumerate(zip(choice["prompt_ids"], choice["token_ids"], strict=True)):
                 text = StoredText(prompt, tokens, self._limit, self._ends)
@@ -136,20 +114,14 @@ class Along:
 
     def _rates(self, one: Combination) -> AcceptanceRates:
         """Acceptance rates by rank and depth, along the answers that are not compared."""
-        key = f"{' '.join(_read(one))}, along answers"
-        found = {record["question_id"]: record["rates"] for record in self.rates_file.read()}
-        if key not in found:
+
+        def count() -> Counts:
             if not self.others:
                 raise ValueError(f"{one.policy} needs acceptance rates, and all answers are compared: lower --limit")
             tree, counts = measuring_tree(WIDTH, DEPTH), Counts.none(DEPTH, WIDTH)
             for answer in self.others:
                 for _, walked in self._along(answer, one, {"": tree}):
                     counts.add(walked[""])
-            found[key] = counts.rates(LEAST_TRIALS).to_dict()
-            self.rates_file.append({"question_id": key, "rates": found[key], "tried": counts.tried.tolist()})
-        return AcceptanceRates(tuple(found[key]["by_rank"]), tuple(map(tuple, found[key]["by_depth"])))
+            return counts
 
-
-def _read(one: Combination) -> tuple[str, str]:
-    """The drafter of a combination, and how it is read."""
-    return one.drafter, "fitted" if one.sharpening == "fitted" else "bare"
+        return self.rates_by(f"{' '.join(reading(one))}, along answers", count)

@@ -19,11 +19,8 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 from evaluation.answers import plots
 from evaluation.answers.comparison import REFERENCE
 from evaluation.answers.file import Record
-from evaluation.answers.metrics import estimate
-from evaluation.compare.combinations import Combination
 from opt_tree.errors import counted
 from opt_tree.methods.policies.registry import POLICIES
-from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.tools.display.trees import children_of, lines_of
 
 COLOURS = {
@@ -31,14 +28,10 @@ COLOURS = {
     **{"dynamic_depth": "#90b8e0", "talon": "#b5473c", "medusa": "#c39bd3", "chain": "#444b55", "chains": "#8a6d3b"},
     **{"delayed": "#17a2a2", "dyspec": "#e377a2", "rheo": "#e0a800", "kary": "#d8c3a5", "threshold_chain": "#1b4d3e"},
     **{"published": "#5c2018", "plain": "#000000"},
-    **{"traversal": "#b5473c", "khisti": "#7a5aa6", "k_seq": "#2b6cb0", "multi_round": "#5a9367", "naive": "#8a8f98"},
-    **{"match": "#d9730d", "block": "#444b55", "without_replacement": "#17a2a2", "typical": "#c39bd3"},
-    **{"greedy": "#90b8e0"},
 }
-"""Of policies and of verifiers: the same in every picture. Those that are not named here share out the rest."""
-for _methods in (POLICIES, VERIFIERS):
-    _spare = ("#d0006f", "#6b8e23", "#00688b", "#ff8c69", "#2f4f4f", "#cd5c5c", "#4169e1", "#9acd32")
-    COLOURS |= dict(zip([name for name in _methods if name not in COLOURS], _spare, strict=False))
+"""Of policies: the same in every picture. Those that are not named here share out the rest."""
+_SPARE = ("#d0006f", "#6b8e23", "#00688b", "#ff8c69", "#2f4f4f", "#cd5c5c", "#4169e1", "#9acd32")
+COLOURS |= dict(zip([name for name in POLICIES if name not in COLOURS], _SPARE, strict=False))
 MARKS = "os^vDPX*<>hdp"
 Pictures = Iterator[tuple[str, Figure]]
 
@@ -47,7 +40,7 @@ def draw_all(records: Sequence[Record], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with plt.rc_context(plots.STYLE):
-        for maker in (lengths, structures, efficiencies):
+        for maker in (lengths, structures):
             for name, figure in maker(records):
                 drawn.append(plots.save(figure, folder / f"compare_{name}"))
     return drawn
@@ -56,7 +49,8 @@ def draw_all(records: Sequence[Record], folder: Path) -> list[Path]:
 def lengths(records: Sequence[Record]) -> Pictures:
     """Acceptance length against the budget (the paper's Fig. 5): a panel for each drafter, an interval for OPT-Tree."""
     greedy = [r for r in records if r["cell"]["temperature"] == 0 and r["cell"]["children"] in ("TopK", "LayerBest")]
-    curves = series(greedy, "budget", "drafter", "policy", "sharpening")
+    groups = grouped(greedy, "drafter", "policy", "sharpening")
+    curves = {key: sorted(own, key=lambda r: r["cell"]["budget"]) for key, own in groups.items() if len(own) > 1}
     shades = _shades([policy for _, policy, _ in curves])
     marks = dict(zip(dict.fromkeys(key[1:] for key in curves), itertools.cycle(MARKS), strict=False))
     if drafters := sorted({drafter for drafter, _, _ in curves}):
@@ -104,58 +98,6 @@ def structures(records: Sequence[Record]) -> Pictures:
         yield "structures_" + re.sub(r"\W+", "_", drafter), figure
 
 
-def efficiencies(records: Sequence[Record]) -> Pictures:
-    """Exact block efficiency of verifiers against the temperature: a panel for each tree, bands are 95 % intervals."""
-    curves = series(_expecting(records), "temperature", "drafter", "policy", "children", "budget")
-    if curves:
-        figure, panels = panels_of(len(curves))
-        named = dict.fromkeys(name for curve in curves.values() for name in curve[0]["efficiency"])
-        marks = dict(zip(named, itertools.cycle(MARKS), strict=False))
-        for ((drafter, policy, children, budget), curve), axes in zip(curves.items(), panels, strict=True):
-            names = list(curve[0]["efficiency"])
-            for place, name in enumerate(names):
-                known = [record for record in curve if name in record["efficiency"]]
-                temperatures = np.array([record["cell"]["temperature"] for record in known])
-                beside = (place - len(names) / 2) * 0.006  # those that are equal stay visible
-                values, edges = zip(*(estimate(record["efficiency"][name], _ratio) for record in known), strict=True)
-                look = {"color": _colour(name), "marker": marks[name], "markersize": 3.5, "linewidth": 1}
-                axes.plot(temperatures + beside, values, markerfacecolor="none", label=name, **look)
-                if None not in edges:
-                    axes.fill_between(temperatures + beside, *np.transpose(edges), color=_colour(name), alpha=0.1)
-            title = f"{policy}, {counted(budget, 'node')},\n{children}, {drafter}"
-            axes.set(xlabel="temperature", ylabel="expected tokens a step", title=title)
-        legend(panels)
-        yield "verifiers_by_temperature", figure
-
-
-def _ratio(sums: Any) -> Any:
-    return sums[..., 0] / sums[..., 1]
-
-
-def _expecting(records: Iterable[Record]) -> list[Record]:
-    """Cells whose trees several verifiers can judge, one for those that differ in their judge alone.
-
-    `efficiency`: by verifier, the sum and the number of what it would emit on the trees of each question. Of a
-    verifier that has a line of its own these are the trees of that line, as in the tables; of others, all lines'.
-    """
-    pooled: list[Record] = []
-    for members in grouped(records, *(key for key in Combination.__annotations__ if key != "verifier")).values():
-        own = {record["cell"]["verifier"]: [record] for record in members}
-        names = dict.fromkeys(name for record in members for question in record["efficiency"] for name in question)
-        found = {
-            name: [
-                (sum(question[name]), len(question[name]))
-                for record in own.get(name, members)
-                for question in record["efficiency"]
-                if question.get(name)
-            ]
-            for name in names
-        }
-        if len(known := {name: sums for name, sums in found.items() if sums}) > 1:
-            pooled.append({**members[0], "efficiency": known})
-    return pooled
-
-
 def grouped(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:
     """Records that agree in these parts of their cells."""
     groups: dict[tuple, list[Record]] = {}
@@ -164,22 +106,8 @@ def grouped(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:
     return groups
 
 
-def series(records: Iterable[Record], along: str, *keys: str) -> dict[tuple, list[Record]]:
-    """Groups of `grouped` in the order of a number of the cell, where it takes two values at least."""
-    groups = {}
-    for key, members in grouped(records, *keys).items():
-        at = {record["cell"][along]: record for record in members}
-        if len(at) > 1:
-            groups[key] = [at[value] for value in sorted(at)]
-    return groups
-
-
 def _label(policy: str, sharpening: str) -> str:
     return policy if sharpening == "either" else f"{policy}, {sharpening}"
-
-
-def _colour(name: str) -> str:
-    return COLOURS.get(name.partition(":")[0], "#000000")
 
 
 def _shades(policies: Sequence[str]) -> dict[str, str]:
@@ -188,7 +116,7 @@ def _shades(policies: Sequence[str]) -> dict[str, str]:
     for policy in dict.fromkeys(policies):
         kinds.setdefault(policy.partition(":")[0], []).append(policy)
     return {
-        policy: to_hex(np.array(to_rgb(_colour(kind))) * (1 - 0.7 * place / len(own)))
+        policy: to_hex(np.array(to_rgb(COLOURS.get(kind, "#000000"))) * (1 - 0.7 * place / len(own)))
         for kind, own in kinds.items()
         for place, policy in enumerate(own)
     }

@@ -86,7 +86,8 @@ class Counts:
         by_rank = _rates(self.tried.sum(0), self.accepted.sum(0), least)
         if not by_rank:
             raise ValueError(
-                f"the first rank was tried {self.tried[:, 0].sum()} times, fewer than {least}: raise --rates-questions"
+                f"too few questions for acceptance rates: the first rank was tried {self.tried[:, 0].sum()} times, "
+                f"fewer than {least}; raise --rates-questions"
             )
         by_depth = []
         for tried, accepted in zip(self.tried, self.accepted, strict=True):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import opt_tree
 from evaluation.command_line import option, parse, run_command, work_of
-from evaluation.run.options import AUTO, CONTROLLER, Models, check_controller, check_nodes, node_count
+from evaluation.run.options import AUTO, CONTROLLER, Models, read_tree
 from opt_tree.models.known import KNOWN
 from opt_tree.system.files import check_writable
 
@@ -49,11 +49,9 @@ class Options(Models):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "nodes", node_count(self.nodes))
-        check_controller(self.controller, self.nodes, self.threshold)
-        if not isinstance(self.nodes, str):
-            check_nodes(self)
-            self.policy()
+        read_tree(self)
+        if self.nodes != AUTO:
+            self.policy()  # refuses what is no tree
         if self.sampling.greedy and (self.top_p < 1 or self.top_k):
             raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
         if self.prompt is not None and not self.prompt.strip():

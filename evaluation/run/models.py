@@ -180,19 +180,15 @@ def _decoder(name: str, options: Options, pair: Pair) -> Decoder:
 
 
 def resolved(pair: Pair) -> dict[str, Any]:
-    """What "auto" and a stored calibration came to."""
-    dtype = str(pair.target.dtype).removeprefix("torch.")
-    engine = {} if pair.target.engine.name == "eager" else {"engine": pair.target.engine.name}
-    canonical = {"canonical": True} if pair.target.canonical else {}
-    weights = weights_of(pair.target.model)
-    quantised = {"weights": weights} if weights else {}
-    return (
-        engine
-        | canonical
-        | quantised
-        | {"target_dtype": dtype, "draft_dtype": None, "sharpening": None}
-        | settings_of(pair.drafter)
-    )
+    """What "auto" and a stored calibration came to; of the target no more than what is not as usual."""
+    target = pair.target
+    unusual = {
+        "engine": "" if target.engine.name == "eager" else target.engine.name,
+        "canonical": target.canonical,
+        "weights": weights_of(target.model),
+    }
+    known = {"target_dtype": str(target.dtype).removeprefix("torch."), "draft_dtype": None, "sharpening": None}
+    return {key: value for key, value in unusual.items() if value} | known | settings_of(pair.drafter)
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,6 @@ def known(family: str, text: str) -> Callable[[], str]:
     return lambda: text + ", ".join(listed(Path(opt_tree.__file__).parent / "methods" / family))
 
 
-def node_count(given: int | str | None) -> int | str | None:
-    """Return --nodes as a number or as `auto`; None where it was not given."""
-    try:
-        return given if given in (None, AUTO) else int(given)
-    except ValueError:
-        raise ValueError(f"--nodes: neither a number nor {AUTO}: {given!r}") from None
-
-
 @dataclass(frozen=True)
 class Machine:
     """On what a command runs, what becomes of a pair that is loaded, and whether a machine reads what it prints."""
@@ -165,14 +157,6 @@ class Models(Machine):
         own = drafter_of(self.base_model_path) if self.base_model_path in KNOWN else None
         return own or self.embedded
 
-    @property
-    def named_drafter(self) -> dict[str, str]:
-        """The drafter under the key that headers have for its kind: draft_model_path, ea_model_path or drafter."""
-        from opt_tree.methods.drafters.registry import parse_spec
-
-        kind, path = parse_spec(self.drafter)
-        return next(({key: path} for key, own in PUBLISHED.items() if own == kind), {"drafter": self.drafter})
-
 
 @dataclass(frozen=True)
 class Asked(Models):
@@ -201,23 +185,28 @@ class Asked(Models):
 CONTROLLER = known("controllers", "which tree each step gets, of those within the tree options: NAME or NAME:PATH, of ")
 
 
-def check_nodes(options: Any) -> None:
-    """Raise ValueError for more nodes than a tree may have."""
+def read_tree(options: Any) -> None:
+    """Read --nodes as a number or as `auto`, and check what is said of the trees beside it.
+
+    Raises ValueError for what is neither, for more nodes than a tree may have, for a controller that there is not, and
+    for what --nodes auto, which is one, decides itself.
+    """
+    from opt_tree.methods.controllers.registry import parse_controller
     from opt_tree.policy import MOST_NODES
 
-    at_most(options, nodes=MOST_NODES)
-
-
-def check_controller(spec: str | None, nodes: int | str | None, threshold: float | None) -> None:
-    """Raise ValueError for a controller that there is not, and for what --nodes auto, which is one, decides itself."""
-    if nodes == AUTO and threshold is not None:
+    given, controller = options.nodes, options.controller
+    try:
+        object.__setattr__(options, "nodes", given if given in (None, AUTO) else int(given))
+    except ValueError:
+        raise ValueError(f"--nodes: neither a number nor {AUTO}: {given!r}") from None
+    if controller is not None:
+        parse_controller(controller)
+    if given != AUTO:
+        at_most(options, nodes=MOST_NODES)
+    elif options.threshold is not None:
         raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
-    if spec is not None:
-        from opt_tree.methods.controllers.registry import parse_controller
-
-        parse_controller(spec)
-        if nodes == AUTO:
-            raise ValueError(f"--nodes auto is --controller auto: leave it out beside --controller {spec}")
+    elif controller is not None:
+        raise ValueError(f"--nodes auto is --controller auto: leave it out beside --controller {controller}")
 
 
 @dataclass(frozen=True)
@@ -277,12 +266,10 @@ class Options(Asked):
             raise ValueError(f"--load-in-8bit and --weights {self.weights}: leave out one of them")
         object.__setattr__(self, "weights", "int8" if self.load_in_8bit else self.weights)
         super().__post_init__()
-        object.__setattr__(self, "nodes", node_count(self.nodes))
-        check_controller(self.controller, self.nodes, self.threshold)
+        read_tree(self)
         if self.controller is not None and self.method != "opt":
             raise ValueError(f"--controller chooses among OPT-Tree's trees: leave out --method {self.method}")
-        if not isinstance(self.nodes, str):
-            check_nodes(self)
+        if self.nodes != AUTO:
             self.tree()  # refuses what is no tree
         elif self.method == "chain":
             raise ValueError("--nodes auto is OPT-Tree's; a chain takes --max-depth")
@@ -313,9 +300,8 @@ class Options(Asked):
         return None if self.num_gpus_total is None else self.num_gpus_total // self.num_gpus_per_model
 
     def as_dict(self) -> dict[str, Any]:
-        """Every option, for the header; the drafter under its published name."""
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {key: value for key, value in known.items() if key not in ("drafter", *PUBLISHED)} | self.named_drafter
+        """Every option, for the header; what drafts is said once."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in PUBLISHED}
 
 
 @dataclass(frozen=True)

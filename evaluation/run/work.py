@@ -22,7 +22,7 @@ from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, QuestionSet
 from evaluation.run.conversation import Conversation, alone, side_by_side
 from evaluation.run.models import made_of, make_method, resolved
-from evaluation.run.options import PUBLISHED, Options
+from evaluation.run.options import Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Method, contested, environment, schedule
 from opt_tree import Pair, TreePolicy
@@ -38,7 +38,7 @@ PLACE = {
     *("num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
 }
 """Options that say where, or which part, or are settings under another name: they change no answer themselves."""
-DRAFTING = {"nodes", "threshold", "max_depth", "controller", "draft_dtype", "sharpening", "drafter", *PUBLISHED}
+DRAFTING = {"nodes", "threshold", "max_depth", "controller", "draft_dtype", "sharpening", "drafter"}
 """Settings that plain decoding has no use for."""
 _WARM_UP = "Count from one to ten."
 Found = list[dict[str, Any]] | Exception

@@ -100,7 +100,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-from evaluation.answers.metrics import estimate
+from evaluation.answers.metrics import between, estimate
 from evaluation.command_line import print_json, table
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import load_set, select
@@ -253,8 +253,7 @@ def _interval(some: list[Measured]) -> str | None:
         rate = drawn[..., 0] / drawn[..., 1]
         return rate / (drawn[..., 2] / drawn[..., 3]) if len(some) > 1 else rate
 
-    ends = estimate(sums, of)[1]
-    return None if ends is None else " to ".join(f"{end:.2f}" for end in ends)
+    return between(estimate(sums, of)[1]) or None
 
 
 def _tokens_a_step(one: Measured) -> float | None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from evaluation.answers.metrics import estimate
+from evaluation.answers.metrics import Estimate, estimate
+from experiments.real_pair.tables import rounded
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, TreePolicy
 from opt_tree.stop import Stop
 from opt_tree.tools.stored_text import StoredText
@@ -45,14 +46,13 @@ def sampled_table(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     sets = list(dict.fromkeys(line["set"] for line in lines))
     rows = []
     for name, (_, tree, nodes, layers) in WAYS.items():
-        value, interval = _rate(lines, name)
         by_set = [round(_rate([line for line in lines if line["set"] == one], name)[0], 2) for one in sets]
-        ahead = None if name == "chain 10" else _rounded(*_ahead(lines, name, "chain 10"))
+        ahead = None if name == "chain 10" else rounded(_ahead(lines, name, "chain 10"))
         steps = [step for line in lines for step in line["steps"][name]]
         equal = sum(line["tokens"][name] == line["tokens"]["chain 6"] for line in lines)
         work = round(sum(step[1] for step in steps) / len(steps), 2)
         promised = round(sum(step[2] for step in steps) / len(steps), 2)
-        first = [tree, nodes, layers, len(lines), *_rounded(value, interval), *by_set]
+        first = [tree, nodes, layers, len(lines), *rounded(_rate(lines, name)), *by_set]
         rows.append([*first, *(ahead or [None, None]), work, promised, f"{equal} of {len(lines)}"])
     columns = ["tree", "nodes", "layers at most", "texts", "tokens a step", "95 % interval", *sets]
     columns += ["less the chain of ten", "its 95 % interval", "draft forwards a step", "E(A)"]
@@ -63,14 +63,10 @@ def _sums(line: dict[str, Any], name: str) -> list[int]:
     return [sum(step[0] for step in line["steps"][name]), len(line["steps"][name])]
 
 
-def _rate(lines: Sequence[dict[str, Any]], name: str) -> tuple[float, list[float] | None]:
+def _rate(lines: Sequence[dict[str, Any]], name: str) -> Estimate:
     return estimate([_sums(line, name) for line in lines], lambda sums: sums[..., 0] / sums[..., 1])
 
 
-def _ahead(lines: Sequence[dict[str, Any]], name: str, than: str) -> tuple[float, list[float] | None]:
+def _ahead(lines: Sequence[dict[str, Any]], name: str, than: str) -> Estimate:
     both = [[*_sums(line, name), *_sums(line, than)] for line in lines]
     return estimate(both, lambda sums: sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3])
-
-
-def _rounded(value: float, interval: list[float] | None) -> list[Any]:
-    return [round(value, 2), None if interval is None else [round(end, 2) for end in interval]]

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-from evaluation.answers.metrics import estimate
+from evaluation.answers.metrics import Estimate, estimate
 from experiments.real_pair.taken import Taken
 from experiments.real_pair.ways import CHAINS, DEEP, EQUAL, SIZES, THRESHOLDS
 
@@ -52,26 +52,23 @@ class Along:
         return [sum(one.emitted for one in taken), len(taken), *work, many]
 
 
-Rate = tuple[float, list[float] | None]
-
-
 def having(texts: Sequence[Along], *names: str) -> list[Along]:
     """The texts along which all of these were drafted."""
     return [text for text in texts if text.steps.keys() >= set(names)]
 
 
-def rate(texts: Sequence[Along], name: str, of: int = 0) -> Rate:
+def rate(texts: Sequence[Along], name: str, of: int = 0) -> Estimate:
     """Tokens a step, or another of the sums, of all texts together, and its 95 % interval over texts."""
     return estimate([text.sums(name) for text in having(texts, name)], lambda sums: sums[..., of] / sums[..., 1])
 
 
-def more(texts: Sequence[Along], name: str, than: str) -> Rate:
+def more(texts: Sequence[Along], name: str, than: str) -> Estimate:
     """By how many tokens a step the first is ahead, on the same texts."""
     both = [[*text.sums(name)[:2], *text.sums(than)[:2]] for text in having(texts, name, than)]
     return estimate(both, lambda sums: sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3])
 
 
-def rounded(found: Rate) -> list[Any]:
+def rounded(found: Estimate) -> list[Any]:
     """The cells of a rate: the number and its interval."""
     value, interval = found
     return [round(value, 2), None if interval is None else [round(end, 2) for end in interval]]

@@ -212,7 +212,7 @@ def test_the_header_says_what_made_the_file(answers: Path, answered: dict[str, P
     (session,) = header["sessions"]
     assert header["settings"]["target_dtype"] == "float64" and header["settings"]["draft_dtype"] == "float64"
     fields = {field.name for field in dataclasses.fields(Options)}
-    assert session["options"].keys() == fields - {"drafter", "ea_model_path"}
+    assert session["options"].keys() == fields - {"draft_model_path", "ea_model_path"}
     assert {"torch", "transformers", "device", "threads", "commit"} <= session["environment"].keys()
     drawn = AnswerFile(answered["drawn"] / "a.jsonl").header()["settings"]
     assert drawn["seed"] == 5 and drawn["temperature"] == 0.8
@@ -819,7 +819,7 @@ def test_every_published_flag_is_taken_in_both_spellings() -> None:
     options = parse(Options, "", None, published.split())
     assert options == parse(Options, "", None, re.sub(r"(?<=\w)-(?=\w)", "_", published).split())
     assert (options.drafter, options.max_depth, options.question_end, options.num_choices) == ("lm:d", 10, 2, 3)
-    assert options.as_dict()["draft_model_path"] == "d" and "drafter" not in options.as_dict()
+    assert options.as_dict()["drafter"] == "lm:d" and "draft_model_path" not in options.as_dict()
     assert (
         options.weights
         == options.on("cpu").weights
@@ -831,7 +831,7 @@ def test_every_published_flag_is_taken_in_both_spellings() -> None:
     head = parse(EagleOptions, "", None, ["--ea-model-path", "e"])
     assert head.tree() == head.on("cuda:0").tree() == OptTree()
     assert head.drafter == parse(Options, "", None, ["--drafter", "eagle:e"]).drafter == "eagle:e"
-    assert parse(EagleOptions, "", None, []).as_dict()["ea_model_path"] == "demo"
+    assert parse(EagleOptions, "", None, []).as_dict()["drafter"] == "eagle:demo"
     with pytest.raises(ValueError, match="each say what drafts"):
         parse(EagleOptions, "", None, ["--draft-model-path", "d", "--ea-model-path", "e"])
 
