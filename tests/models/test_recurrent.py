@@ -35,6 +35,7 @@ from opt_tree.models.capabilities import cache_name
 from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.compiling import compile_forwards
+from opt_tree.target import causal
 
 TYPES = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"]
 LENGTH, NEW_TOKENS = 29, 14
@@ -109,6 +110,24 @@ def test_the_rule_along_every_path_in_float64():
         _, state = rule_along(kept, state, q, k, *whole[2:])
         cache.commit(kept)
         assert (cache._layers[0].state - state).abs().max() < 1e-13
+
+
+def test_no_row_outlives_its_tree():
+    """Pending rows are dropped where others are the first, where a path is committed and where they are forgotten."""
+    cache = RecurrentCache([], {0: 3})
+
+    def run(count):
+        cache.see(causal(count), torch.device("cpu"))
+        cache.convolve(0, torch.zeros(1, 2, count), torch.zeros(2, 3))
+        delta_net.follow(cache, 0, *torch.zeros(3, 1, count, 1, 2), *torch.zeros(2, 1, count, 1))
+        cache.pending = count
+        held = cache._layers[0]
+        return held.inputs.shape[1], held.rows.keys.shape[1], held.rows.updates.shape[1]
+
+    for drop in (lambda: cache.commit([0, 2]), lambda: cache.commit([]), lambda: cache.truncate(2), cache.reset):
+        assert run(3) == (3,) * 3 and run(4) == (4,) * 3
+        drop()
+        assert cache._layers[0].inputs is None and cache._layers[0].rows is None
 
 
 def test_where_the_last_ancestors_lie():

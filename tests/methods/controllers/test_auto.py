@@ -340,6 +340,13 @@ def test_the_largest_tree_that_costs_are_known_of_is_drafted():
     assert step.tree.nodes == 255
 
 
+def test_the_budget_is_what_it_is_told(monkeypatch):
+    monkeypatch.setattr(pricing, "costs_of", lambda target, drafter, lanes: EAGER)
+    assert str(pricing.auto(*tiny_pair())) == "Auto, at most 64 nodes and 10 layers"
+    told = pricing.auto(*tiny_pair(), 12, 3)
+    assert str(told) == "Auto, at most 12 nodes and 3 layers" and [one.nodes for one in told.policies[1:]] == [8, 12]
+
+
 @pytest.mark.slow
 def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_path, capsys):
     (tmp_path / "costs.json").write_text(json.dumps({"one": dataclasses.asdict(EAGER)}))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -158,6 +159,17 @@ def test_a_schedule_takes_its_policies_in_turn_and_changes_no_token(target):
         assert all(step.tree.nodes == 0 for step in answer.steps[1::4])
     sampled = decoder.generate(prompt(9), 30, Sampling(0.8), seed=4).tokens
     assert sampled == plain(target).generate(prompt(9), 30, Sampling(0.8), seed=4).tokens
+
+
+def test_a_schedule_and_a_posterior_begin_anew_with_every_text():
+    schedule, posterior, told = Scheduled([Static.chain(n) for n in (0, 1, 2, 1)]), BetaLength(2), []
+    posterior._numbers = SimpleNamespace(random=lambda: 1.0, beta=lambda *counts: told.append(counts) or 0.5)
+    for controller, nodes in ((schedule, [0, 1, 2]), (posterior, [1, 1])):
+        decoder = Decoder(TableTarget(TARGET, VOCAB), TableDrafter(TARGET), controller)  # all is accepted
+        for _ in range(2):
+            answer = decoder.generate(list(CONTEXT), sum(nodes) + len(nodes))
+            assert [step.tree.nodes for step in answer.steps] == nodes
+    assert told == [(1, 1), (2, 1)] * 2
 
 
 @pytest.mark.slow

@@ -44,6 +44,11 @@ def test_a_controller_by_name_changes_no_text(name, pair, plain_answer):
     assert max(policy.max_depth for policy in controller.policies) <= TREE.max_depth
 
 
+def test_auto_by_its_name_has_the_budget_it_was_given(pair):
+    controller = presets.controller("auto", pair.target, pair.drafter, TREE)
+    assert str(controller) == "Auto, at most 24 nodes and 8 layers"
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -106,10 +106,13 @@ def test_it_reads_the_token_before_the_root_and_its_feature():
     predictor = Told(1.0)
     predictor.forward = lambda *known: read.append(known) or torch.ones(1)
     controller = PredictedLength(predictor, lm)
-    controller._feature = torch.full((1, 4), 7.0)
+    controller.begin([5, 9, 3], Output(torch.zeros(1, 3), {-1: torch.tensor([[6.0] * 4, [7.0] * 4])}))
     controller.choose([5, 9, 3], None)
-    ((embedded, feature),) = read
+    controller.begin([3], None)  # another text, of which nothing was run
+    controller.choose([3], None)
+    (embedded, feature), (_, nothing) = read
     assert torch.equal(embedded[0], lm.model.get_input_embeddings().weight[9]) and feature[0].tolist() == [7.0] * 4
+    assert not nothing.any()
 
 
 def test_it_changes_no_text_and_reads_the_feature_before_the_root():

@@ -11,9 +11,9 @@ from methods.controllers.test_predicted import Features
 from table_models import TableDrafter, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_drafter, tiny_head, tiny_tokenizer
 
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, EagleDrafter, Sampling, generate_batch
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, EagleDrafter, Sampling, Tree, generate_batch
 from opt_tree.answers import LogProbs
-from opt_tree.methods.controllers.selected import SelectedTree
+from opt_tree.methods.controllers.selected import SelectedTree, entropy
 from opt_tree.methods.controllers.selector import SCALARS, Action, RootFacts, Selector, TreeMenu
 from opt_tree.methods.drafters.seen import Noted, Seen
 from opt_tree.methods.policies.costs import Costs
@@ -22,6 +22,8 @@ from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.methods.verifiers.walks import block_efficiency
 from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.step import Outcome
+from opt_tree.target import Output
 from opt_tree.tools.presets import make_preset, plain
 from opt_tree.training.controllers import tree_values
 from opt_tree.training.controllers.tree_values import (
@@ -155,6 +157,29 @@ def test_by_enumeration_it_keeps_the_distribution():
         found = emitted_law(controller, chosen)
         assert found == pytest.approx(target_law(hashed_laws(1, 3), (0, 2), 1), abs=1e-12)
     assert len(chosen) > 1 and {policy.verifier for policy in chosen} == {multi_round}
+
+
+def test_it_reads_what_was_said_of_the_token_before_the_root():
+    """By hand: two of four rows were accepted, the drafter ran the root and a node. Another text knows none of it."""
+    seen = SeenTable(Shown(hashed_laws(2, 3)))
+    controller = SelectedTree(selector_of(), seen)
+    tree = Tree(np.array([0, 1, 2, 1]), np.array([-1, 0, 0, 2]), np.zeros(4), np.array([0, -1, 1, -1]))
+    states = torch.arange(5.0)[:, None].expand(5, HIDDEN)
+    logits = torch.tensor([[0.0, 0, 1], [0, 0, 2], [0, 0, 3], [0, 0, 4]])
+    law = LogProbs(torch.zeros(1, 3))
+    controller.begin([0, 1], Output(logits[3:], {-1: states[:2]}))
+    seen.before, *seen.rows = (Noted(states[row : row + 1], law.values) for row in (2, 3, 4))
+
+    def read():
+        found = controller.known([0, 1, 2], law)
+        return [int(state[0, 0]) for state in found.states], found.scalars[0, 0].item()
+
+    entropies = [entropy(row.log_softmax(-1)) for row in logits]
+    assert read() == ([1, 2, 3], pytest.approx(entropies[3]))
+    controller.observe(None, Outcome(tree, [0, 2], [2, 0], {-1: states[3:]}, logits))
+    assert read() == ([4, 2, 3], pytest.approx(entropies[2]))
+    controller.begin([2], None)
+    assert controller.known([2], law) is None
 
 
 @pytest.mark.quick("head")

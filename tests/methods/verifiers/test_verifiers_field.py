@@ -70,7 +70,7 @@ from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.methods.verifiers.rheo_sampling import rheo
 from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.methods.verifiers.typical_acceptance import typical
-from opt_tree.methods.verifiers.walks import block_efficiency
+from opt_tree.methods.verifiers.walks import Attempt, block_efficiency, walk_up
 from opt_tree.random import Among
 from opt_tree.tools.enumeration import continued, distance
 from opt_tree.verify import Branching, check
@@ -581,6 +581,15 @@ def test_typical_acceptance_keeps_the_longest_plausible_path() -> None:
     tree = Tree(np.array([0, 0, 1, 1, 0]), np.array([-1, 0, 0, 2, 2]), np.zeros(5), np.full(5, -1))
     assert {path for path, _ in verdicts(typical, tree, scored(tree, target, CONTEXT, T1))} == {(0, 2, 4)}
     assert block_efficiency(tree, scored(tree, target, CONTEXT, T1).softmax(-1), typical) == 3
+
+
+def test_an_attempt_emits_a_token_of_its_own_list() -> None:
+    """The first attempt fails with certainty; the second one's law is over tokens 2 and 4, or over the vocabulary."""
+    tree, surely = Tree(np.array([0, 1]), np.array([-1, 0]), np.zeros(2), np.array([0, -1])), np.array([0.0, 1.0])
+    for tokens, token in ((np.array([2, 4]), 4), (None, 1)):
+        attempts = [Attempt(1, 0.0, surely[::-1], tokens), Attempt(0, 1.0, surely, tokens)]
+        verdict = walk_up(tree, torch.zeros(2, 5), Random(), lambda *_, attempts=attempts: attempts)
+        assert (verdict.path, verdict.token) == ([0], token)
 
 
 def test_a_verifier_of_sampled_children_needs_their_laws() -> None:
