@@ -246,7 +246,8 @@ def test_the_cache_grows_in_the_middle_of_a_text(drafter):
     model = build(config)
     target, small = CausalLM(model), CausalLM(perturbed(model, 0.1))
     made = CausalLMDrafter(small, VOCAB) if drafter == "lm" else EagleDrafter(tiny_head(model), target)
-    compare(Decoder(target, made, OPT), prompt(220), 60)
+    _, device = compare(Decoder(target, made, OPT), prompt(232), 20)
+    assert device.target.cache.storage_version > 1
 
 
 @pytest.mark.quick("greedy-lm")
@@ -287,7 +288,7 @@ def test_steps_of_both_kinds_in_one_text(drafter):
     device, turns = on_device(decoder), itertools.count()
     known = device._reason
     device._reason = lambda run: known(run) or ("its turn" if next(turns) % 3 == 1 else None)  # type: ignore[method-assign]
-    same(device.generate(TEXT, 30), decoder.generate(TEXT, 30))
+    same(device.generate(TEXT, NEW), decoder.generate(TEXT, NEW))
     assert min(device.taken[DEVICE], device.taken["its turn"]) > 2
 
 
@@ -296,7 +297,7 @@ def test_steps_of_both_kinds_in_one_text(drafter):
 def test_forwards_that_are_padded(drafter):
     """Padding rows are written where nobody looks, and see nothing of the text."""
     for buckets in (Buckets((1, 8, 32), (64, 512)), Buckets((3, 5), (300,))):
-        compare(decoder_of(drafter, buckets=buckets), sampling=DRAWN)
+        compare(decoder_of(drafter, buckets=buckets), new=12, sampling=DRAWN)
 
 
 @pytest.mark.slow
@@ -396,13 +397,13 @@ def test_steps_one_by_one():
 def test_whoever_leaves_a_text_leaves_nothing_of_a_step_on_its_way(drafter):
     decoder = decoder_of(drafter)
     device = on_device(decoder)
-    for begun in range(3):
+    for begun in (0, 2):
         steps = device.steps(TEXT, 40)
         left = list(itertools.islice(steps, begun + 1))
         assert device._coming and all(
             lm.length < len(TEXT) + sum(len(one.tokens) for one in left) for lm in device.models
         )
-        same(device.generate(prompt(14, seed=begun), NEW), decoder.generate(prompt(14, seed=begun), NEW))
+        same(device.generate(prompt(14, seed=begun), 8), decoder.generate(prompt(14, seed=begun), 8))
 
 
 @pytest.mark.parametrize("change", ["room", "scale", "another drafter"])
@@ -423,7 +424,7 @@ def test_a_step_on_its_way_is_dropped_when_another_one_is_to_be_taken(change):
         ahead = device.ahead
         steps[-1] += itertools.islice(taken, 1)
         assert one is host or (ahead and device.ahead == ahead)
-        steps[-1] += taken
+        steps[-1] += itertools.islice(taken, 2)
     for mine, theirs in zip(*steps, strict=True):
         assert mine.tree.tokens.tolist() == theirs.tree.tokens.tolist() and mine.tokens == theirs.tokens
         assert mine.expected_accepted == pytest.approx(theirs.expected_accepted)

@@ -146,11 +146,10 @@ def turns_of(path: Path) -> list[list[str]]:
 
 @pytest.fixture(scope="session")
 def answered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The three questions as each command answers them, and "drawn" twice each; every time with the baselines."""
+    """The three questions as each command answers them, with the baselines."""
     root = tmp_path_factory.mktemp("answered")
-    drawn = ("--temperature", "0.8", "--num-choices", "2", "--seed", "5")
-    for name, kind, more in (("classic", "classic", ()), ("eagle", "eagle", ()), ("drawn", "eagle", drawn)):
-        assert command(folder, root / name / "a.jsonl", "--baseline", *more, kind=kind) == 0
+    for kind in ("classic", "eagle"):
+        assert command(folder, root / kind / "a.jsonl", "--baseline", kind=kind) == 0
     return {path.name: path for path in root.iterdir()}
 
 
@@ -161,10 +160,13 @@ def answers(answered: dict[str, Path], tmp_path: Path) -> Path:
     return tmp_path / "a.jsonl"
 
 
+DRAWN = ("--temperature", "0.8", "--seed", "5")
+
+
 @pytest.fixture
-def drawn(answered: dict[str, Path], tmp_path: Path) -> Path:
-    """A copy of two drawn answers to each question."""
-    shutil.copytree(answered["drawn"], tmp_path, dirs_exist_ok=True)
+def drawn(folder: Path, tmp_path: Path) -> Path:
+    """Two drawn answers to each question, with the baselines."""
+    assert command(folder, tmp_path / "a.jsonl", "--baseline", "--num-choices", "2", *DRAWN, kind="eagle") == 0
     return tmp_path / "a.jsonl"
 
 
@@ -207,14 +209,15 @@ def test_the_answer_file_holds_every_field_and_the_fields_agree(folder: Path, an
         assert all(set(line["choices"][0]["accept_lengths"]) == {1} for line in baseline)
 
 
-def test_the_header_says_what_made_the_file(answers: Path, answered: dict[str, Path]) -> None:
+def test_the_header_says_what_made_the_file(folder: Path, answers: Path, tmp_path: Path) -> None:
     header = AnswerFile(answers).header()
     (session,) = header["sessions"]
     assert header["settings"]["target_dtype"] == "float64" and header["settings"]["draft_dtype"] == "float64"
     fields = {field.name for field in dataclasses.fields(Options)}
     assert session["options"].keys() == fields - {"draft_model_path", "ea_model_path"}
     assert {"torch", "transformers", "device", "threads", "commit"} <= session["environment"].keys()
-    drawn = AnswerFile(answered["drawn"] / "a.jsonl").header()["settings"]
+    assert command(folder, tmp_path / "drawn.jsonl", "--limit", "1", *DRAWN, kind="eagle") == 0
+    drawn = AnswerFile(tmp_path / "drawn.jsonl").header()["settings"]
     assert drawn["seed"] == 5 and drawn["temperature"] == 0.8
 
 

@@ -89,7 +89,7 @@ def test_requests_side_by_side_are_answered_as_the_decoder_does(running):
     def both(number):
         tree, drafter, policy = TREES[number]
         sampling = {"temperature": 0.7 * (number % 2), "top_p": 0.9}
-        fields = {"drafter": drafter, "max_tokens": 24, "seed": number, "logprobs": True, "top_logprobs": 3, **sampling}
+        fields = {"drafter": drafter, "max_tokens": 12, "seed": number, "logprobs": True, "top_logprobs": 3, **sampling}
         fields |= {"tree": tree} if tree else {}
         found = running.ask(messages=[{"role": "user", "content": QUESTIONS[number]}], **fields).json()
         return found, sampling, drafters[drafter], policy
@@ -98,7 +98,7 @@ def test_requests_side_by_side_are_answered_as_the_decoder_does(running):
         answers = list(pool.map(both, range(len(TREES))))
     for number, (found, sampling, drafter, policy) in enumerate(answers):
         decoder = Decoder(pair.target, drafter if policy else None, policy or Static.empty())
-        given = (pair.encode(QUESTIONS[number]), 24, Sampling(**sampling))
+        given = (pair.encode(QUESTIONS[number]), 12, Sampling(**sampling))
         alone = decoder.generate(*given, stop=pair.stop, seed=number, log_probs=3)
         [choice] = found["choices"]
         places = choice["logprobs"]["content"]

@@ -211,10 +211,9 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="module")
 def texts(pair: Pair) -> dict[str, list[list[int]]]:
-    """What plain decoding says to each message: greedily, and at temperature 1 with a seed."""
+    """What plain decoding says to each message."""
     decoder, prompts = plain(pair.target), [pair.encode(message) for message in MESSAGES]
-    sampled = [decoder.generate(one, NEW, Sampling(1.0), seed=3).tokens for one in prompts]
-    return {"prompts": prompts, "greedy": [decoder.generate(one, NEW).tokens for one in prompts], "sampled": sampled}
+    return {"prompts": prompts, "greedy": [decoder.generate(one, NEW).tokens for one in prompts]}
 
 
 def drafted(pair: Pair, spec: str, nodes: int = 12) -> Decoder:
@@ -269,7 +268,10 @@ def test_ragged_lanes_give_the_same_texts(pair: Pair, texts: dict[str, Any], spe
     found = generate_batch(decoder, texts["prompts"], NEW, width=2)
     assert [one.tokens for one in found] == texts["greedy"]
     sampled = generate_batch(decoder, texts["prompts"], NEW, Sampling(1.0), seed=3, width=3)
-    assert [one.tokens for one in sampled] == texts["sampled"]
+    alone = plain(pair.target)
+    assert [one.tokens for one in sampled] == [
+        alone.generate(asked, NEW, Sampling(1.0), seed=3).tokens for asked in texts["prompts"]
+    ]
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.policies.threshold_chain import ThresholdChain
 from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output
 from opt_tree.tools.presets import plain
 from opt_tree.training.controllers import draft_length
@@ -108,31 +109,34 @@ def test_it_reads_the_token_before_the_root_and_its_feature():
     controller = PredictedLength(predictor, lm)
     controller.begin([5, 9, 3], Output(torch.zeros(1, 3), {-1: torch.tensor([[6.0] * 4, [7.0] * 4])}))
     controller.choose([5, 9, 3], None)
+    path = torch.tensor([[8.0] * 4, [9.0] * 4])
+    controller.observe(None, Outcome(None, [0, 2], [1, 4], {-1: path}, torch.zeros(3, 3)))
+    controller.choose([5, 9, 3, 1, 4], None)
     controller.begin([3], None)  # another text, of which nothing was run
     controller.choose([3], None)
-    (embedded, feature), (_, nothing) = read
+    (embedded, feature), (_, newest), (_, nothing) = read
     assert torch.equal(embedded[0], lm.model.get_input_embeddings().weight[9]) and feature[0].tolist() == [7.0] * 4
-    assert not nothing.any()
+    assert newest[0].tolist() == [9.0] * 4 and not nothing.any()
 
 
 def test_it_changes_no_text_and_reads_the_feature_before_the_root():
     lm = target()
     head = tiny_head(lm.model)
-    text = plain(lm).generate(prompt(9), 40).tokens
-    sampled = plain(lm).generate(prompt(9), 30, Sampling(0.9), seed=3).tokens
+    text = plain(lm).generate(prompt(9), 16).tokens
+    sampled = plain(lm).generate(prompt(9), 12, Sampling(0.9), seed=3).tokens
     controller = PredictedLength(predictor_of(), lm)
     decoder = Decoder(lm, EagleDrafter(head, lm), controller)
-    assert decoder.generate(prompt(9), 40).tokens == text
+    assert decoder.generate(prompt(9), 16).tokens == text
     context = prompt(9)
-    for step in decoder.steps(prompt(9), 25):  # what it reads is the state of the last token that the target has run
+    for step in decoder.steps(prompt(9), 16):  # what it reads is the state of the last token that the target has run
         context += step.tokens
         with torch.inference_mode():
             state = lm.model.base_model(torch.tensor([context])).last_hidden_state[0, -2]
         assert controller._feature[0].tolist() == pytest.approx(state.tolist(), abs=1e-9)
-    assert decoder.generate(prompt(9), 30, Sampling(0.9), seed=3).tokens == sampled
+    assert decoder.generate(prompt(9), 12, Sampling(0.9), seed=3).tokens == sampled
     assert decoder.generate(prompt(1), 6).tokens == plain(lm).generate(prompt(1), 6).tokens
-    batch = generate_batch(decoder, [prompt(9), prompt(5), prompt(7)], 20, width=2)
-    assert [one.tokens for one in batch] == [plain(lm).generate(prompt(n), 20).tokens for n in (9, 5, 7)]
+    batch = generate_batch(decoder, [prompt(9), prompt(5), prompt(7)], 7, width=2)
+    assert [one.tokens for one in batch] == [plain(lm).generate(prompt(n), 7).tokens for n in (9, 5, 7)]
 
 
 class Features(TableTarget):

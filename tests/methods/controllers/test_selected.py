@@ -196,7 +196,6 @@ def test_it_reads_the_states_and_the_laws_that_the_models_have_there(kind):
     known = controller.known
     controller.known = lambda *given: read.append((list(given[0]), known(*given))) or read[-1][1]
     decoder = Decoder(target, seen, controller)
-    list(decoder.steps(prompt(9), 24, Sampling(1.0)))
     assert len({step.policy for step in decoder.steps(prompt(9), 24, Sampling(1.0))}) > 1
     checked = 0
     for context, found in read:
