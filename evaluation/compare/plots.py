@@ -49,8 +49,11 @@ def draw_all(records: Sequence[Record], folder: Path) -> list[Path]:
 def lengths(records: Sequence[Record]) -> Pictures:
     """Acceptance length against the budget (the paper's Fig. 5): a panel for each drafter, an interval for OPT-Tree."""
     greedy = [r for r in records if r["cell"]["temperature"] == 0 and r["cell"]["children"] in ("TopK", "LayerBest")]
-    groups = grouped(greedy, "drafter", "policy", "sharpening")
-    curves = {key: sorted(own, key=lambda r: r["cell"]["budget"]) for key, own in groups.items() if len(own) > 1}
+    curves: dict[tuple, list[Record]] = {}
+    for key, members in grouped(greedy, "drafter", "policy", "sharpening").items():
+        by_budget = {record["cell"]["budget"]: record for record in members}  # verifiers of one tree emit the same here
+        if len(by_budget) > 1:
+            curves[key] = [by_budget[budget] for budget in sorted(by_budget)]
     shades = _shades([policy for _, policy, _ in curves])
     marks = dict(zip(dict.fromkeys(key[1:] for key in curves), itertools.cycle(MARKS), strict=False))
     if drafters := sorted({drafter for drafter, _, _ in curves}):

@@ -537,6 +537,18 @@ def test_a_body_is_a_function_of_its_tensors():
     assert len(first) == 2 and all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+def test_a_compiled_prompt_has_the_logits_of_its_last_row_alone(fake):
+    """The output layer is much of a small model; a tree's rows have all of theirs."""
+    lm = CausalLM(tiny("llama"))
+    expected = lm.append(prompt(9)).logits.clone()
+    assert compile_forwards(lm)
+    asked, call = [], lm.engine.call
+    lm.engine.call = lambda *given: asked.append(call(*given)) or asked[-1]  # type: ignore[method-assign]
+    torch.testing.assert_close(lm.append(prompt(9)).logits, expected)
+    lm.score(random_tree(5, seed=0, root=1))
+    assert [output.logits.shape[1] for output in asked] == [1, 5]
+
+
 def test_the_compiler_knows_what_it_is_told():
     """A drafter's package is not really made here, so a name that torch drops would show on a user's machine only."""
     from torch._inductor import config
