@@ -1,6 +1,6 @@
 """Which kernel multiplies a few rows by a model's weights fastest on this CPU: torch's, and the library's own.
 
-    python -m experiments.linear_kernels [--shapes smollm2|344m]
+    python -m experiments.linear_kernels [--shapes smollm2|344m|qwen]
 
 Each product of a model is timed over copies of its weight that do not fit into the caches, as a forward finds them; a
 column is the sum over all products of a forward. Quantised rows are at hand where a kernel takes them so, scales of its
@@ -15,8 +15,9 @@ from evaluation.command_line import check_bounds, main_of, option
 SHAPES = {
     "smollm2": [(576, 576, 60), (192, 576, 60), (1536, 576, 60), (576, 1536, 30), (49152, 576, 1)],
     "344m": [(1024, 1024, 96), (3072, 1024, 48), (1024, 3072, 24), (4096, 1024, 2)],
+    "qwen": [(1536, 1536, 56), (256, 1536, 56), (8960, 1536, 56), (1536, 8960, 28), (151936, 1536, 1)],
 }
-"""Outputs, inputs, and how many such products a forward has."""
+"""Outputs, inputs, and how many such products a forward has; "qwen": of Qwen2.5-Coder-1.5B."""
 
 
 @dataclass(frozen=True)

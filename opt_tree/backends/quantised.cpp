@@ -19,7 +19,7 @@
 #include <cstring>
 #include <optional>
 #include <vector>
-#if defined(__AVX512F__) || defined(__FMA__)
+#if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -89,15 +89,6 @@ struct Half {  // bfloat16
 };
 inline float wide(float x) { return x; }
 inline float wide(Half x) { return as<float>(uint32_t(x.bits) << 16); }
-template <class Real>
-inline Vec load(const Real* from, int64_t count) {  // the first of W, the others 0
-    Vec v{};
-    if (count >= W)
-        for (int i = 0; i < W; ++i) v[i] = wide(from[i]);
-    else
-        for (int64_t i = 0; i < count; ++i) v[i] = wide(from[i]);
-    return v;
-}
 inline void narrow(float x, float& to) { to = x; }
 inline void narrow(float x, Half& to) {  // to the nearest, ties to even
     const uint32_t bits = as<uint32_t>(x);
@@ -106,105 +97,167 @@ inline void narrow(float x, Half& to) {  // to the nearest, ties to even
 
 constexpr int64_t group_bytes(int bits) { return PANEL * GROUP * bits / 8 + PANEL * (bits == 4 ? 4 : 2); }
 
-// Some rows, quantised.
+// Eight numbers at a time: GCC computes vectors of sixteen one by one where the processor has none.
+constexpr int FEW = 8;
+typedef float Few __attribute__((vector_size(FEW * 4)));
+typedef int32_t FewInts __attribute__((vector_size(FEW * 4)));
+typedef uint8_t FewBytes __attribute__((vector_size(FEW)));
+
+inline Few eight(const float* from) {
+    Few x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+inline Few eight(const Half* from) {
+    typedef uint16_t Halves __attribute__((vector_size(FEW * 2)));
+    Halves x;
+    std::memcpy(&x, from, sizeof x);
+    return as<Few>(__builtin_convertvector(x, FewInts) << 16);
+}
+
+// Numbers of eight bits.
+inline void narrow(const FewInts (&x)[GROUP / FEW], int8_t* to) {
+#ifdef __AVX2__
+    const __m256i one = _mm256_packs_epi32((__m256i)x[0], (__m256i)x[1]), two = _mm256_packs_epi32((__m256i)x[2], (__m256i)x[3]);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), all = _mm256_packs_epi16(one, two);
+    _mm256_storeu_si256((__m256i*)to, _mm256_permutevar8x32_epi32(all, order));
+#else
+    for (int i = 0; i < GROUP; ++i) to[i] = int8_t(x[i / FEW][i % FEW]);
+#endif
+}
+
+// One number of eight: their sum, or the largest.
+template <class Both>
+inline int32_t folded(FewInts x, Both both) {
+    x = both(x, __builtin_shuffle(x, FewInts{4, 5, 6, 7}));
+    x = both(x, __builtin_shuffle(x, FewInts{2, 3}));
+    return both(x, __builtin_shuffle(x, FewInts{1}))[0];
+}
+
+// Some rows, quantised. Those that are multiplied at once (a block) lie side by side: of each group four numbers of the first
+// row, of the next, and so on, then the next four; so all of a block is found from one address.
 struct Rows {
-    int64_t groups;
+    int64_t count, groups, blocks;
     std::vector<int8_t> numbers;
     std::vector<float> scales, shares;  // shares: scale times sum
     std::vector<int32_t> sums;
 
-    Rows(int64_t rows, int64_t groups)
-        : groups(groups), numbers(rows * groups * GROUP), scales(rows * groups), shares(rows * groups), sums(rows * groups) {}
+    Rows(int64_t count, int64_t groups)
+        : count(count),
+          groups(groups),
+          blocks((count + MOST - 1) / MOST),
+          numbers(count * groups * GROUP),
+          scales(count * groups),
+          shares(count * groups),
+          sums(count * groups) {}
+
+    int64_t begin(int64_t block) const { return count * block / blocks; }
 
     template <class Real>
     void take(int64_t row, const Real* from, int64_t inputs) {
-        for (int64_t group = 0; group < groups; ++group) {
-            const int64_t begin = group * GROUP, at = row * groups + group;
-            quantise(load(from + begin, inputs - begin), load(from + begin + W, inputs - begin - W), at);
+        const int64_t block = ((row + 1) * blocks - 1) / count, first = begin(block), size = begin(block + 1) - first;
+        for (int64_t group = 0; group < groups; ++group, from += GROUP, inputs -= GROUP) {
+            Few x[GROUP / FEW];
+            if (inputs >= GROUP)
+                for (int i = 0; i < GROUP / FEW; ++i) x[i] = eight(from + i * FEW);
+            else {
+                Real some[GROUP] = {};
+                std::copy_n(from, inputs, some);
+                for (int i = 0; i < GROUP / FEW; ++i) x[i] = eight(some + i * FEW);
+            }
+            quantise(x, first * groups + group * size, row - first, size);
         }
     }
 
-    void quantise(Vec one, Vec two, int64_t at) {
+    // `at`: where this group of the block begins; `row`: of the block, which has `size` of them.
+    void quantise(const Few (&x)[GROUP / FEW], int64_t at, int64_t row, int64_t size) {
         // Magnitudes as bits: infinity and what is no number are above all others.
-        const Ints first = as<Ints>(one) & 0x7fffffff, second = as<Ints>(two) & 0x7fffffff;
-        const float most = as<float>(largest(first > second ? first : second));
+        const auto larger = [](FewInts a, FewInts b) { return a > b ? a : b; };
+        FewInts bits{}, sum{};
+        for (const Few& some : x) {
+            const FewInts magnitude = as<FewInts>(some) & 0x7fffffff;
+            bits = larger(magnitude, bits);
+        }
+        const float most = as<float>(folded(bits, larger));
         const bool finite = most < INFINITY;
-        const Vec inverse = all(most > 0 && finite ? 127.f / most : 0.f), magic = all(12582912.f);
-        // A sum with 1.5 * 2^23 is rounded to whole numbers.
-        const Ints low = as<Ints>(one * inverse + magic) - as<Ints>(magic);
-        const Ints high = as<Ints>(two * inverse + magic) - as<Ints>(magic);
-        typedef int8_t Few __attribute__((vector_size(W)));
-        const Few q[2] = {__builtin_convertvector(low, Few), __builtin_convertvector(high, Few)};
-        std::memcpy(numbers.data() + at * GROUP, q, sizeof q);
-        const Ints both = low + high;
-        int32_t sum = 0;
-        for (int i = 0; i < W; ++i) sum += both[i];
-        scales[at] = finite ? most / 127.f : NAN;
-        sums[at] = finite ? sum : 0;
-        shares[at] = scales[at] * float(sums[at]);
-    }
-
-    static int32_t largest(Ints x) {
-#ifdef __AVX512F__
-        return _mm512_reduce_max_epi32((__m512i)x);
-#else
-        int32_t most = 0;
-        for (int i = 0; i < W; ++i) most = std::max(most, x[i]);
-        return most;
-#endif
+        const float inverse = most > 0 && finite ? 127.f / most : 0.f;
+        FewInts q[GROUP / FEW];
+        for (int i = 0; i < GROUP / FEW; ++i) {
+            // A sum with 1.5 * 2^23 is rounded to whole numbers.
+            q[i] = as<FewInts>(x[i] * inverse + 12582912.f) - 0x4b400000;
+            sum += q[i];
+        }
+        int8_t bytes[GROUP];
+        narrow(q, bytes);
+        int8_t* to = numbers.data() + at * GROUP + row * STEP;
+        for (int k = 0; k < GROUP / STEP; ++k) std::memcpy(to + k * size * STEP, bytes + k * STEP, STEP);
+        const int32_t total = folded(sum, [](FewInts a, FewInts b) { return a + b; });
+        scales[at + row] = finite ? most / 127.f : NAN;
+        sums[at + row] = finite ? total : 0;
+        shares[at + row] = scales[at + row] * float(sums[at + row]);
     }
 };
 
 // The products of R rows and the outputs of a panel. Of what lies `ahead` a share is fetched meanwhile, `lines` of each group.
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512F__)
-// With 16 short registers: eight outputs after the other, so that the sums of all rows stay in registers.
+// With 16 short registers: a few outputs after the other, so that the sums of all rows stay in registers. All products are of
+// weights of four bits, so that a group's fit 16 bits (16 times 15 * 127): u of eight bits is its low half and 16 its high one.
 template <int BITS, int R>
 void block(const uint8_t* panel, const Rows& rows, int64_t first, Vec (*out)[VECTORS], const uint8_t* ahead, int lines) {
-    constexpr int L = 8, PARTS = PANEL / L;
+    constexpr int L = 8, PARTS = PANEL / L, HALVES = 8 / BITS;  // of a register's bytes, those that are other inputs' weights
     const int64_t groups = rows.groups, bytes = group_bytes(BITS);
     const int8_t* numbers = rows.numbers.data() + first * groups * GROUP;
     const float *scales = rows.scales.data() + first * groups, *shares = rows.shares.data() + first * groups;
-    const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15), offset = _mm256_set1_epi8(-128);
+    const int32_t* sums = rows.sums.data() + first * groups;
+    const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15), high = _mm256_set1_epi16(16);
     __m256 total[R][PARTS] = {};
-    for (int64_t g = 0; g < groups; ++g, panel += bytes, ahead += bytes) {
+    for (int64_t g = 0; g < groups; ++g) {
         for (int line = 0; line < lines; ++line) __builtin_prefetch(ahead + line * LINE, 0, 2);
-        const auto four = [&](int r, int k) {  // numbers of a row, in each lane
-            int32_t q;
-            std::memcpy(&q, numbers + (r * groups + g) * GROUP + k * STEP, STEP);
-            return _mm256_set1_epi32(q);
-        };
         const uint16_t* d = (const uint16_t*)(panel + PANEL * GROUP * BITS / 8);
-        for (int p = 0; p < PARTS; ++p) {
-            __m256i sum[R] = {};
+        const auto halves = [](const uint16_t* from) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from)); };
+        for (int p = 0; p < PARTS; p += HALVES) {
+            __m256i sum[R][2] = {};  // of two times eight outputs, or of the low and the high halves of eight
 #pragma GCC unroll 8
-            for (int k = 0; k < GROUP / STEP; k += 8 / BITS) {
-                const __m256i u = _mm256_loadu_si256((const __m256i*)(panel + (k * BITS / 8 * PANEL + p * L) * STEP));
-                if (BITS == 4) {  // a group's products fit 16 bits: 16 times 15 * 127
-                    const __m256i one = _mm256_and_si256(u, low), two = _mm256_and_si256(_mm256_srli_epi16(u, 4), low);
+            for (int k = 0; k < GROUP / STEP; ++k) {
+                const auto* u = (const __m256i*)(panel + (k / HALVES * PANEL + p * L) * STEP);
+                __m256i w[2] = {_mm256_loadu_si256(u), _mm256_loadu_si256(u + HALVES - 1)};
+                if (BITS == 8 || k % 2) w[1] = _mm256_srli_epi16(w[1], 4);
+                if (BITS == 4 && k % 2) w[0] = _mm256_srli_epi16(w[0], 4);
+                w[0] = _mm256_and_si256(w[0], low);
+                w[1] = _mm256_and_si256(w[1], low);
 #pragma GCC unroll 8
-                    for (int r = 0; r < R; ++r) {
-                        sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(one, four(r, k)));
-                        sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(two, four(r, k + 1)));
-                    }
-                } else {  // two products do: neither number is below -127
-                    const __m256i w = _mm256_xor_si256(u, offset);
-#pragma GCC unroll 8
-                    for (int r = 0; r < R; ++r) {
-                        const __m256i q = four(r, k), two = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(w, q));
-                        sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(two, ones));
+                for (int r = 0; r < R; ++r) {
+                    int32_t four;
+                    std::memcpy(&four, numbers + (k * R + r) * STEP, STEP);
+                    const __m256i q = _mm256_set1_epi32(four);
+                    for (int i = 0; i < 2; ++i) {
+                        sum[r][i] = _mm256_add_epi16(sum[r][i], _mm256_maddubs_epi16(w[i], q));
+                        // Else GCC computes all products first, and keeps them in memory. One row's fit in registers.
+                        if (R > 1 || BITS == 8) asm("" : "+x"(sum[r][i]));
                     }
                 }
             }
-            const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(d + p * L)));
-            const __m256 least = BITS == 4 ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(d + PANEL + p * L))) : __m256{};
+            const auto add = [&](int r, int part, __m256i found, __m256 scale, __m256 least) {
+                __m256& y = total[r][part];
+                y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(found), _mm256_mul_ps(_mm256_set1_ps(scales[r]), scale), y);
+                if (BITS == 4) y = _mm256_fmadd_ps(_mm256_set1_ps(shares[r]), least, y);
+            };
+            if constexpr (BITS == 4) {
+                const __m256 scale[2] = {halves(d + p * L), halves(d + (p + 1) * L)};
+                const __m256 least[2] = {halves(d + PANEL + p * L), halves(d + PANEL + (p + 1) * L)};
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const int64_t at = r * groups + g;
-                const __m256 found = _mm256_cvtepi32_ps(BITS == 4 ? _mm256_madd_epi16(sum[r], ones) : sum[r]);
-                total[r][p] = _mm256_fmadd_ps(found, _mm256_mul_ps(_mm256_set1_ps(scales[at]), scale), total[r][p]);
-                if (BITS == 4) total[r][p] = _mm256_fmadd_ps(_mm256_set1_ps(shares[at]), least, total[r][p]);
+                for (int r = 0; r < R; ++r)
+                    for (int i = 0; i < 2; ++i) add(r, p + i, _mm256_madd_epi16(sum[r][i], ones), scale[i], least[i]);
+            } else {
+                const __m256 scale = halves(d + p * L);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const __m256i both = _mm256_add_epi32(_mm256_madd_epi16(sum[r][0], ones), _mm256_madd_epi16(sum[r][1], high));
+                    add(r, p, _mm256_sub_epi32(both, _mm256_set1_epi32(128 * sums[r])), scale, __m256{});
+                }
             }
         }
+        panel += bytes, ahead += bytes, numbers += R * GROUP, scales += R, shares += R, sums += R;
     }
     for (int r = 0; r < R; ++r) std::memcpy(out[r], total[r], sizeof total[r]);
 }
@@ -216,13 +269,13 @@ void block(const uint8_t* panel, const Rows& rows, int64_t first, Vec (*out)[VEC
     const float *scales = rows.scales.data() + first * groups, *shares = rows.shares.data() + first * groups;
     const int32_t* sums = rows.sums.data() + first * groups;
     Vec total[R][VECTORS] = {};
-    for (int64_t g = 0; g < groups; ++g, panel += bytes, ahead += bytes) {
+    for (int64_t g = 0; g < groups; ++g) {
         for (int line = 0; line < lines; ++line) __builtin_prefetch(ahead + line * LINE, 0, 2);
         Ints sum[R][VECTORS];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int c = 0; c < VECTORS; ++c) sum[r][c] = BITS == 8 ? Ints{} - 128 * sums[r * groups + g] : Ints{};
+            for (int c = 0; c < VECTORS; ++c) sum[r][c] = BITS == 8 ? Ints{} - 128 * sums[r] : Ints{};
         for (int k = 0; k < GROUP / STEP; k += 8 / BITS) {
             Bytes packed[VECTORS];
 #pragma GCC unroll 4
@@ -237,7 +290,7 @@ void block(const uint8_t* panel, const Rows& rows, int64_t first, Vec (*out)[VEC
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) {
                     int32_t four;
-                    std::memcpy(&four, numbers + (r * groups + g) * GROUP + (k + half) * STEP, STEP);
+                    std::memcpy(&four, numbers + ((k + half) * R + r) * STEP, STEP);
 #pragma GCC unroll 4
                     for (int c = 0; c < VECTORS; ++c) sum[r][c] = dot(sum[r][c], u[c], four);
                 }
@@ -250,10 +303,11 @@ void block(const uint8_t* panel, const Rows& rows, int64_t first, Vec (*out)[VEC
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const Vec found = __builtin_convertvector(sum[r][c], Vec);
-                total[r][c] = fma(found, all(scales[r * groups + g]) * scale, total[r][c]);
-                if (BITS == 4) total[r][c] = fma(all(shares[r * groups + g]), least, total[r][c]);
+                total[r][c] = fma(found, all(scales[r]) * scale, total[r][c]);
+                if (BITS == 4) total[r][c] = fma(all(shares[r]), least, total[r][c]);
             }
         }
+        panel += bytes, ahead += bytes, numbers += R * GROUP, scales += R, shares += R, sums += R;
     }
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < VECTORS; ++c) out[r][c] = total[r][c];
@@ -272,10 +326,10 @@ struct Product {
     // each block: else the first block would wait for memory, and the others would leave it idle.
     template <int BITS>
     void panel(int64_t p) const {
-        const int64_t blocks = (count + MOST - 1) / MOST, lines = group_bytes(BITS) / LINE;
+        const int64_t blocks = rows.blocks, lines = group_bytes(BITS) / LINE;
         for (int64_t b = 0; b < blocks; ++b) {
-            const int64_t begin = count * b / blocks, from = lines * b / blocks, until = lines * (b + 1) / blocks;
-            some<BITS, 1>(p, begin, count * (b + 1) / blocks - begin, from, p + 1 < panels ? until - from : 0);
+            const int64_t begin = rows.begin(b), from = lines * b / blocks, until = lines * (b + 1) / blocks;
+            some<BITS, 1>(p, begin, rows.begin(b + 1) - begin, from, p + 1 < panels ? until - from : 0);
         }
     }
 
@@ -338,12 +392,6 @@ Tensor quantised_linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int
     dtype == ScalarType::Float ? multiply<float>(x, packed, bias, out) : multiply<Half>(x, packed, bias, out);
     return out;
 }
-
-// Eight numbers at a time: GCC computes vectors of sixteen one by one where the processor has none.
-constexpr int FEW = 8;
-typedef float Few __attribute__((vector_size(FEW * 4)));
-typedef int32_t FewInts __attribute__((vector_size(FEW * 4)));
-typedef uint8_t FewBytes __attribute__((vector_size(FEW)));
 
 // How far the numbers of a weight are from what is packed at most, and the largest of them.
 struct Worst {

@@ -78,7 +78,7 @@ def test_the_kernel_does_what_its_definition_says_bit_by_bit() -> None:
 @pytest.mark.slow
 def test_another_kernel_is_noticed(tmp_path: Path) -> None:
     name = "scale"
-    old, new = "scales[at] = finite ? most / 127.f", "scales[at] = finite ? most / 126.f"
+    old, new = "scales[at + row] = finite ? most / 127.f", "scales[at + row] = finite ? most / 126.f"
     source = quantised.SOURCE.read_text()
     assert source.count(old) == 1
     file, made = tmp_path / f"{name}.cpp", tmp_path / f"{name}.so"
