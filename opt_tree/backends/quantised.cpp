@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <tuple>
 #include <vector>
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
@@ -25,6 +26,7 @@
 
 namespace {
 using torch::stable::Tensor;
+using torch::headeronly::ScalarType;
 
 constexpr int W = 16, VECTORS = 4, PANEL = VECTORS * W, GROUP = 32;  // outputs of a vector and of a panel, inputs of a group
 constexpr int STEP = 4, MOST = 6, LINE = 64;  // inputs and rows that are multiplied at once, bytes that memory brings at once
@@ -314,13 +316,13 @@ void block(const uint8_t* panel, const Rows& rows, int64_t first, Vec (*out)[VEC
 }
 #endif
 
-template <class Real>
+template <class Bias, class Out>
 struct Product {
     const Rows& rows;
     const uint8_t* packed;
-    const Real* bias;
-    Real* out;
-    int64_t count, outputs, panels;
+    const Bias* bias;
+    Out* out;
+    int64_t outputs, panels;
 
     // All rows' outputs of a panel. While its blocks of rows are computed the next panel comes from memory, a part with
     // each block: else the first block would wait for memory, and the others would leave it idle.
@@ -344,53 +346,220 @@ struct Product {
         const int64_t n = std::min<int64_t>(PANEL, outputs - column);
         for (int r = 0; r < R; ++r) {
             const float* y = (const float*)found[r];
-            Real* to = out + (first + r) * outputs + column;
+            Out* to = out + (first + r) * outputs + column;
             for (int64_t i = 0; i < n; ++i) narrow(bias ? y[i] + wide(bias[column + i]) : y[i], to[i]);
         }
     }
 };
 
+// The weight of a linear layer as it is packed, with its bias, for rows of so many inputs.
+struct Linear {
+    const Tensor packed;
+    const std::optional<Tensor> bias;
+    int64_t outputs;
+
+    Linear(const Tensor& packed, const std::optional<Tensor>& bias, int64_t inputs, int64_t outputs, ScalarType dtype)
+        : packed(packed), bias(bias), outputs(outputs) {
+        STD_TORCH_CHECK(outputs > 0 && packed.dim() == 3 && packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
+                            (packed.size(2) == group_bytes(8) || packed.size(2) == group_bytes(4)) &&
+                            packed.size(0) == (outputs - 1) / PANEL + 1 && packed.size(1) == (inputs + GROUP - 1) / GROUP,
+                        "quantised linear layer: the packed weight does not fit rows and outputs");
+        STD_TORCH_CHECK(!bias || (bias->scalar_type() == dtype && bias->is_contiguous() && bias->dim() == 1 &&
+                                  bias->numel() == outputs),
+                        "quantised linear layer: the bias does not fit");
+    }
+
+    template <class Bias, class Out>
+    void multiply(const Rows& rows, Out* out) const {
+        const Product<Bias, Out> product{rows,
+                                         (const uint8_t*)packed.const_data_ptr(),
+                                         bias ? (const Bias*)bias->const_data_ptr() : nullptr,
+                                         out,
+                                         outputs,
+                                         packed.size(0)};
+        const bool eight = packed.size(2) == group_bytes(8);
+        torch::stable::parallel_for(0, packed.size(0), 1, [&](int64_t begin, int64_t end) {
+            for (int64_t p = begin; p < end; ++p) eight ? product.template panel<8>(p) : product.template panel<4>(p);
+        });
+    }
+
+    // The same into memory of its own.
+    template <class Bias>
+    std::vector<float> operator()(const Rows& rows) const {
+        std::vector<float> out(rows.count * outputs);
+        multiply<Bias>(rows, out.data());
+        return out;
+    }
+};
+
+void each(int64_t rows, const auto& action) {
+    torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) action(row);
+    });
+}
+
 template <class Real>
-void multiply(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, Tensor& out) {
-    const int64_t inputs = x.size(-1), outputs = out.size(-1), count = out.numel() / outputs;
-    Rows rows(count, packed.size(1));
-    torch::stable::parallel_for(0, count, 16, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) rows.take(row, (const Real*)x.const_data_ptr() + row * inputs, inputs);
-    });
-    const Product<Real> product{rows,
-                                (const uint8_t*)packed.const_data_ptr(),
-                                bias ? (const Real*)bias->const_data_ptr() : nullptr,
-                                (Real*)out.mutable_data_ptr(),
-                                count,
-                                outputs,
-                                packed.size(0)};
-    const bool eight = packed.size(2) == group_bytes(8);
-    torch::stable::parallel_for(0, packed.size(0), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t p = begin; p < end; ++p) eight ? product.template panel<8>(p) : product.template panel<4>(p);
-    });
+Rows quantised(const Real* x, int64_t count, int64_t inputs) {
+    Rows rows(count, (inputs + GROUP - 1) / GROUP);
+    each(count, [&](int64_t row) { rows.take(row, x + row * inputs, inputs); });
+    return rows;
+}
+
+void check_dtype(ScalarType dtype) {
+    STD_TORCH_CHECK(dtype == ScalarType::BFloat16 || dtype == ScalarType::Float,
+                    "quantised linear layers are for bfloat16 and float32");
 }
 
 // x [..., inputs], bfloat16 or float32; packed [panels, groups, bytes]; bias [outputs] of x's dtype. Returns [..., outputs].
 Tensor quantised_linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t outputs) {
-    using torch::headeronly::ScalarType;
     const auto dtype = x.scalar_type();
-    STD_TORCH_CHECK(dtype == ScalarType::BFloat16 || dtype == ScalarType::Float,
-                    "quantised linear layers are for bfloat16 and float32");
-    STD_TORCH_CHECK(x.dim() > 0 && outputs > 0 && packed.dim() == 3 && packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
-                        (packed.size(2) == group_bytes(8) || packed.size(2) == group_bytes(4)) &&
-                        packed.size(0) == (outputs - 1) / PANEL + 1 &&
-                        packed.size(1) == (x.size(-1) + GROUP - 1) / GROUP,
-                    "quantised linear layer: the packed weight does not fit rows and outputs");
-    STD_TORCH_CHECK(!bias || (bias->scalar_type() == dtype && bias->is_contiguous() && bias->dim() == 1 &&
-                              bias->numel() == outputs),
-                    "quantised linear layer: the bias does not fit");
+    check_dtype(dtype);
+    STD_TORCH_CHECK(x.dim() > 0, "quantised linear layer: the packed weight does not fit rows and outputs");
+    const Linear linear(packed, bias, x.size(-1), outputs, dtype);
     if (!x.is_contiguous()) x = torch::stable::contiguous(x);
     std::vector<int64_t> sizes;
     for (int64_t d = 0; d + 1 < x.dim(); ++d) sizes.push_back(x.size(d));
     sizes.push_back(outputs);
     Tensor out = torch::stable::new_empty(x, sizes);
-    dtype == ScalarType::Float ? multiply<float>(x, packed, bias, out) : multiply<Half>(x, packed, bias, out);
+    const auto compute = [&]<class Real>(const Real* from) {
+        linear.multiply<Real>(quantised(from, out.numel() / outputs, x.size(-1)), (Real*)out.mutable_data_ptr());
+    };
+    dtype == ScalarType::Float ? compute((const float*)x.const_data_ptr()) : compute((const Half*)x.const_data_ptr());
     return out;
+}
+
+// A decoder layer but for its attention, in two parts. Between its products all is float32, and of a row alone.
+
+// Behind its root mean square, times a weight: eight sums of every eighth number, added in halves.
+template <class From, class Real>
+void norm(const From* x, const Real* weight, int64_t size, double eps, float* to) {
+    Few sum{};
+    for (int64_t i = 0; i < size; i += FEW) sum += eight(x + i) * eight(x + i);
+    float total = 0;
+    for (int half = FEW / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
+    total = sum[0];
+    const float scale = 1 / std::sqrt(total / float(size) + float(eps));
+    for (int64_t i = 0; i < size; i += FEW) {
+        const Few y = eight(x + i) * scale * eight(weight + i);
+        std::memcpy(to + i, &y, sizeof y);
+    }
+}
+
+// e^x: Cephes' polynomial. Of what is no number, that.
+inline Few exponential(Few x) {
+    const Few low = Few{} - 87, high = Few{} + 88, magic = Few{} + 12582912.f;
+    const Few within = x < low ? low : x > high ? high : x, t = within * 1.44269504088896341f + magic, n = t - magic;
+    const Few r = within - n * 0.693359375f + n * 2.12194440e-4f;
+    Few y = Few{} + 1.9875691500e-4f;
+    for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f}) y = y * r + next;
+    y = y * r * r + r + 1;
+    return x != x ? x : as<Few>(as<FewInts>(y) + (as<FewInts>(t) << 23));
+}
+
+// A row's heads, of `size` numbers each: behind their own norm, if there is one, turned by a place's angles and put where
+// the heads of its text lie.
+template <class Real>
+struct Turned {
+    const Real *cos, *sin, *weight;
+    int64_t texts, rows, heads, size;
+    double eps;
+
+    Tensor operator()(const std::vector<float>& from, const Tensor& like, int64_t angles) const {
+        Tensor out = torch::stable::new_empty(like, {texts, heads, rows, size});
+        each(texts * rows, [&](int64_t row) {
+            const int64_t text = row / rows, place = row % rows;
+            const int64_t angle = (angles == 1 ? place : row) * size;
+            std::vector<float> normed(size);
+            for (int64_t head = 0; head < heads; ++head) {
+                const float* x = from.data() + (row * heads + head) * size;
+                if (weight) norm(x, weight, size, eps, normed.data()), x = normed.data();
+                Real* to = (Real*)out.mutable_data_ptr() + ((text * heads + head) * rows + place) * size;
+                for (int64_t i = 0, j = size / 2; j < size; ++i, ++j) {
+                    narrow(cos ? x[i] * wide(cos[angle + i]) - x[j] * wide(sin[angle + i]) : x[i], to[i]);
+                    narrow(cos ? x[j] * wide(cos[angle + j]) + x[i] * wide(sin[angle + j]) : x[j], to[j]);
+                }
+            }
+        });
+        return out;
+    }
+};
+
+// Before attention. x [texts, rows, hidden]; cos and sin [texts or 1, rows, size of a head]; the norms of queries and keys
+// [size of a head], if any. Returns queries, keys and values, [texts, heads, rows, size of a head].
+std::tuple<Tensor, Tensor, Tensor> quantised_queries(
+    Tensor x, Tensor weight, double eps, Tensor q, std::optional<Tensor> q_bias, Tensor k, std::optional<Tensor> k_bias, Tensor v,
+    std::optional<Tensor> v_bias, std::optional<Tensor> q_norm, std::optional<Tensor> k_norm, Tensor cos, Tensor sin, int64_t heads,
+    int64_t kv_heads) {
+    const auto dtype = x.scalar_type();
+    check_dtype(dtype);
+    STD_TORCH_CHECK(x.dim() == 3 && cos.dim() == 3 && sin.dim() == 3, "queries: rows and angles have three dimensions");
+    const int64_t texts = x.size(0), rows = x.size(1), hidden = x.size(2), size = cos.size(2), angles = cos.size(0);
+    const auto fits = [&](const Tensor& one, int64_t numbers) {
+        return one.scalar_type() == dtype && one.is_contiguous() && one.numel() == numbers;
+    };
+    STD_TORCH_CHECK(hidden % FEW == 0 && size % FEW == 0 && (angles == texts || angles == 1) && fits(weight, hidden) &&
+                        fits(cos, angles * rows * size) && fits(sin, angles * rows * size) && (!q_norm || fits(*q_norm, size)) &&
+                        (!k_norm || fits(*k_norm, size)),
+                    "queries: norms or angles do not fit the rows");
+    if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+    const Linear queries(q, q_bias, hidden, heads * size, dtype), keys(k, k_bias, hidden, kv_heads * size, dtype),
+        values(v, v_bias, hidden, kv_heads * size, dtype);
+    const auto compute = [&]<class Real>(const Real* from) -> std::tuple<Tensor, Tensor, Tensor> {
+        std::vector<float> normed(texts * rows * hidden);
+        const Real* by = (const Real*)weight.const_data_ptr();
+        each(texts * rows, [&](int64_t row) { norm(from + row * hidden, by, hidden, eps, normed.data() + row * hidden); });
+        const Rows taken = quantised(normed.data(), texts * rows, hidden);
+        const auto pointer = [](const std::optional<Tensor>& one) { return one ? (const Real*)one->const_data_ptr() : nullptr; };
+        const Real *c = pointer(cos), *s = pointer(sin);
+        return {Turned<Real>{c, s, pointer(q_norm), texts, rows, heads, size, eps}(queries.operator()<Real>(taken), x, angles),
+                Turned<Real>{c, s, pointer(k_norm), texts, rows, kv_heads, size, eps}(keys.operator()<Real>(taken), x, angles),
+                Turned<Real>{nullptr, nullptr, nullptr, texts, rows, kv_heads, size, eps}(values.operator()<Real>(taken), x, angles)};
+    };
+    return dtype == ScalarType::Float ? compute((const float*)x.const_data_ptr()) : compute((const Half*)x.const_data_ptr());
+}
+
+// Behind attention: its output projected and added to x, the norm, the gated layer, added again. attended [..., inputs], x
+// [..., hidden], both of the same rows. Returns the layer's rows, as x.
+Tensor quantised_rest(Tensor attended, Tensor x, Tensor o, std::optional<Tensor> o_bias, Tensor weight, double eps, Tensor gate,
+                      std::optional<Tensor> gate_bias, Tensor up, std::optional<Tensor> up_bias, Tensor down,
+                      std::optional<Tensor> down_bias, int64_t width) {
+    const auto dtype = x.scalar_type();
+    check_dtype(dtype);
+    const int64_t hidden = x.size(-1), inputs = attended.size(-1), rows = x.numel() / hidden;
+    STD_TORCH_CHECK(attended.scalar_type() == dtype && attended.numel() == rows * inputs && weight.scalar_type() == dtype &&
+                        weight.is_contiguous() && weight.numel() == hidden && hidden % FEW == 0 && width % FEW == 0,
+                    "a layer's rest: rows or norm do not fit");
+    if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+    if (!attended.is_contiguous()) attended = torch::stable::contiguous(attended);
+    const Linear out(o, o_bias, inputs, hidden, dtype), gates(gate, gate_bias, hidden, width, dtype),
+        ups(up, up_bias, hidden, width, dtype), downs(down, down_bias, width, hidden, dtype);
+    std::vector<int64_t> sizes;
+    for (int64_t d = 0; d < x.dim(); ++d) sizes.push_back(x.size(d));
+    Tensor found = torch::stable::new_empty(x, sizes);
+    const auto compute = [&]<class Real>(const Real* residual) {
+        std::vector<float> sum = out.operator()<Real>(quantised((const Real*)attended.const_data_ptr(), rows, inputs));
+        std::vector<float> normed(rows * hidden);
+        each(rows, [&](int64_t row) {
+            float* own = sum.data() + row * hidden;
+            for (int64_t i = 0; i < hidden; ++i) own[i] += wide(residual[row * hidden + i]);
+            norm(own, (const Real*)weight.const_data_ptr(), hidden, eps, normed.data() + row * hidden);
+        });
+        const Rows taken = quantised(normed.data(), rows, hidden);
+        std::vector<float> gated = gates.operator()<Real>(taken);
+        const std::vector<float> upper = ups.operator()<Real>(taken);
+        each(rows, [&](int64_t row) {
+            for (int64_t i = row * width; i < (row + 1) * width; i += FEW) {
+                const Few x = eight(gated.data() + i), y = x / (exponential(-x) + 1) * eight(upper.data() + i);
+                std::memcpy(gated.data() + i, &y, sizeof y);
+            }
+        });
+        const std::vector<float> added = downs.operator()<Real>(quantised(gated.data(), rows, width));
+        Real* to = (Real*)found.mutable_data_ptr();
+        for (int64_t i = 0; i < rows * hidden; ++i) narrow(sum[i] + added[i], to[i]);
+    };
+    dtype == ScalarType::Float ? compute((const float*)x.const_data_ptr()) : compute((const Half*)x.const_data_ptr());
+    return found;
 }
 
 // How far the numbers of a weight are from what is packed at most, and the largest of them.
@@ -473,7 +642,6 @@ Worst pack(const Real* weight, int64_t outputs, int64_t inputs, uint8_t* panel) 
 // weight [outputs, inputs], bfloat16 or float32; packed [panels, groups, bytes] is written, in as many bits as it has room
 // for. Returns the largest error and the largest weight of each panel, [panels, 2].
 Tensor quantise_weight(Tensor weight, Tensor packed) {
-    using torch::headeronly::ScalarType;
     const auto dtype = weight.scalar_type();
     STD_TORCH_CHECK(dtype == ScalarType::BFloat16 || dtype == ScalarType::Float, "weights are quantised from bfloat16 and float32");
     STD_TORCH_CHECK(weight.dim() == 2 && packed.dim() == 3 && packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
@@ -504,9 +672,18 @@ Tensor quantise_weight(Tensor weight, Tensor packed) {
 STABLE_TORCH_LIBRARY_FRAGMENT(opt_tree, library) {
     library.def("quantise_weight(Tensor weight, Tensor(a!) packed) -> Tensor");
     library.def("quantised_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
+    library.def(
+        "quantised_queries(Tensor x, Tensor weight, float eps, Tensor q, Tensor? q_bias, Tensor k, Tensor? k_bias, Tensor v, "
+        "Tensor? v_bias, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, int heads, int kv_heads) -> "
+        "(Tensor, Tensor, Tensor)");
+    library.def(
+        "quantised_rest(Tensor attended, Tensor x, Tensor o, Tensor? o_bias, Tensor weight, float eps, Tensor gate, "
+        "Tensor? gate_bias, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, int width) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(opt_tree, CPU, library) {
     library.impl("quantise_weight", TORCH_BOX(&quantise_weight));
     library.impl("quantised_linear", TORCH_BOX(&quantised_linear));
+    library.impl("quantised_queries", TORCH_BOX(&quantised_queries));
+    library.impl("quantised_rest", TORCH_BOX(&quantised_rest));
 }

@@ -67,12 +67,26 @@ def check_weights(weights: str) -> None:
 def load_kernel() -> None:
     """Have the kernel, which is built once, in some seconds. Raises KernelError."""
     if kernels.load(SOURCE, "quantised_linear"):
-        torch.library.register_fake("opt_tree::quantised_linear", _fake)
+        for name, shaped in (("linear", _fake), ("queries", _fake_queries), ("rest", _fake_rest)):
+            torch.library.register_fake(f"opt_tree::quantised_{name}", shaped)
 
 
 def _fake(x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
     """The shape of what the kernel returns, for tracing."""
     return x.new_empty((*x.shape[:-1], outputs))
+
+
+def _fake_queries(x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The shapes of queries, keys and values, by the angles and the numbers of heads, which come last."""
+    cos, heads, kv_heads = given[-4], *given[-2:]
+    texts, rows, _ = x.shape
+    query, key, value = (x.new_empty((texts, count, rows, cos.shape[2])) for count in (heads, kv_heads, kv_heads))
+    return query, key, value
+
+
+def _fake_rest(attended: Tensor, x: Tensor, *given: Any) -> Tensor:
+    """The shape of a layer's rows."""
+    return torch.empty_like(x)
 
 
 class QuantisedLinear(nn.Module):

@@ -27,6 +27,7 @@ from transformers.utils import cached_file
 
 from opt_tree.backends.kernels import KernelError
 from opt_tree.backends.mapped import release
+from opt_tree.backends.native_layers import compute_natively
 from opt_tree.backends.quantised import check_weights, quantise
 from opt_tree.errors import nearest, one_line, require
 from opt_tree.models.causal_lm import Buckets
@@ -113,6 +114,7 @@ def load_causal_lm(
             parameter.data = _widened(parameter.data)
         model.to(kept)
         model.config.dtype = kept
+    compute_natively(model)
     return wrap(model, buckets)
 
 
