@@ -5,7 +5,9 @@ of them, or others. Such a pair is exact by any verifier as long as nothing is d
 Vocabularies of two families are compared by bytes (`token_bytes.py`).
 """
 
+import filecmp
 import warnings
+from pathlib import Path
 
 import torch
 from jaxtyping import Int
@@ -15,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from opt_tree.errors import counted
 from opt_tree.models.checkpoints import CheckpointError
 
+_FILES = ("tokenizer*", "vocab*", "merges*", "*.model", "added_tokens.json", "special_tokens_map.json")
 _FEW = 0.01
 """A draft model that lacks a larger share of the target's tokens than this is worth a warning."""
 
@@ -35,9 +38,11 @@ def check_same_tokenizer(
     )
 
 
-def same_vocabulary(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> bool:
-    """Whether both name the same tokens by the same ids, no more and no less."""
-    return target.get_vocab() == drafter.get_vocab()
+def same_files(tokenizer: PreTrainedTokenizerBase, folder: str) -> bool:
+    """Whether a folder has the tokenizer that this was loaded from, byte for byte: it need not be loaded again."""
+    own, other = Path(tokenizer.name_or_path), Path(folder)
+    names = {file.name for form in _FILES for place in (own, other) for file in place.glob(form)}
+    return bool(names) and len(filecmp.cmpfiles(own, other, names, shallow=False)[0]) == len(names)
 
 
 def same_tokens(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> bool:

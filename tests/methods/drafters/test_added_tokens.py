@@ -8,10 +8,12 @@ from tiny_models import ARCHITECTURES, VOCAB, build, perturbed, prompt, tiny_tok
 
 from opt_tree import Decoder, OptTree, Sampling, Static, load_pair
 from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.small_models import loading
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.checkpoints import load_tokenizer
 
 FP64 = {"dtype": "float64", "device": "cpu"}
 
@@ -74,3 +76,16 @@ def test_a_draft_model_that_lacks_much_is_told_of(tmp_path):
     draft = save(tmp_path / "draft", (), VOCAB)
     with pytest.warns(UserWarning, match=rf"draft lacks 2 of the {VOCAB + 2} tokens of .*target: they are never draft"):
         load_pair(target, f"lm:{draft}", **FP64)
+
+
+@pytest.mark.parametrize("file", [None, "tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+def test_a_tokenizer_of_the_same_bytes_is_loaded_once(tmp_path, monkeypatch, file):
+    """Any other byte or file may mean other tokens: then it is read and compared."""
+    target, draft = (save(tmp_path / name, ("<tool>",), VOCAB + 1) for name in ("target", "draft"))
+    if file is not None:
+        with open(f"{draft}/{file}", "a", encoding="utf-8") as changed:
+            changed.write("{}" if file == "added_tokens.json" else "\n")
+    read = []
+    monkeypatch.setattr(loading, "load_tokenizer", lambda path: read.append(path) or load_tokenizer(path))
+    assert type(load_pair(target, f"lm:{draft}", **FP64).drafter) is CausalLMDrafter
+    assert read == ([] if file is None else [draft])

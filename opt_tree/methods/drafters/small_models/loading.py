@@ -28,7 +28,7 @@ from opt_tree.models.checkpoints import (
     refused,
 )
 from opt_tree.models.named import resolve
-from opt_tree.models.vocabularies import same_tokens, same_vocabulary, shared_ids
+from opt_tree.models.vocabularies import same_files, same_tokens, shared_ids
 
 NOTE = "trimmed.json"
 
@@ -71,8 +71,8 @@ def _load_trimmed(folder: str, target: AnyLM, options: DrafterOptions) -> Drafte
 def _loaded(path: str, target: AnyLM, options: DrafterOptions, listed: str | None) -> Drafter:
     """Load the model at `path`, with the draft vocabulary of the folder `listed`; None: with all its tokens."""
     shared, common = None, None
-    own = None if options.tokenizer is None else load_tokenizer(path)
-    if options.tokenizer is not None and own is not None and not same_vocabulary(options.tokenizer, own):
+    if options.tokenizer is not None and not same_files(options.tokenizer, path):
+        own = load_tokenizer(path)
         if same_tokens(options.tokenizer, own):
             shared = shared_ids(options.tokenizer, own, target.name, path)
         else:
