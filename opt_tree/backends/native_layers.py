@@ -22,9 +22,9 @@ _GATED = ("gate_proj", "up_proj", "down_proj")
 _KNOWN = {"attention_mask", "position_embeddings", "cache", "past_key_values", "position_ids", "use_cache"}
 """What a layer may be told; of anything else its own code makes what it wants."""
 _ROWS = 5
-_NEAR = 0.03
+_NEAR = {torch.float32: 0.01, torch.bfloat16: 0.06}
 """How far the answer may be from that of the layer's own code, as a share of its length: both round their rows to eight
-bits, and that code rounds to bfloat16 at every operation (0.01). A layer by another formula is off by more."""
+bits, and in bfloat16 that code rounds at every operation. A layer by another formula is off by more."""
 
 
 def compute_natively(model: nn.Module) -> int:
@@ -61,8 +61,7 @@ def _eps(norm: Any) -> float | None:
 class NativeLayer:
     """Stands in for the `forward` of a decoder layer, for as long as the layer has the parts that it had.
 
-    A layer with a hook or another part, and a call without a mask or with arguments that are not known, go to the
-    layer's own code.
+    A layer with a hook or another part, and a call with arguments that are not known, go to the layer's own code.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -76,15 +75,29 @@ class NativeLayer:
         self.eps = first
 
     def __call__(self, hidden_states: Tensor, **given: Any) -> Any:
-        mask, angles = given.get("attention_mask"), given.get("position_embeddings")
-        cache = given.get("cache", given.get("past_key_values"))
-        if mask is None or angles is None or cache is None or not self._is_as_it_was() or not _KNOWN.issuperset(given):
+        angles, attend = given.get("position_embeddings"), self._attend
+        if angles is None or attend is None or not self._is_as_it_was() or not _KNOWN.issuperset(given):
             return type(self.layer).forward(self.layer, hidden_states, **given)
         query, key, value = self.before_attention(hidden_states, angles)
-        key, value = cache.update(key, value, self.attention.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS[self.attention.config._attn_implementation]
-        attended, _ = attend(self.attention, query, key, value, mask, dropout=0.0, scaling=self.attention.scaling)
+        if (cache := given.get("cache", given.get("past_key_values"))) is not None:
+            key, value = cache.update(key, value, self.attention.layer_idx)
+        more = {"sliding_window": self.attention.sliding_window} if hasattr(self.attention, "sliding_window") else {}
+        attended, _ = attend(
+            self.attention,
+            query,
+            key,
+            value,
+            given.get("attention_mask"),
+            dropout=0.0,
+            scaling=self.attention.scaling,
+            **more,
+        )
         return self.behind_attention(attended.flatten(2), hidden_states)
+
+    @property
+    def _attend(self) -> Any:
+        """Transformers' attention function of this layer; None where the layer's module has one of its own."""
+        return ALL_ATTENTION_FUNCTIONS.get(self.attention.config._attn_implementation)
 
     def before_attention(
         self, x: Float[Tensor, "texts rows hidden"], angles: tuple[Tensor, Tensor]
@@ -121,10 +134,9 @@ class NativeLayer:
     @torch.inference_mode()
     def is_near(self) -> bool:
         """Whether it answers as the layer's own code does, over some random rows behind each other."""
-        size = getattr(self.attention, "head_dim", None)
-        if not self.same_eps or not isinstance(size, int) or self.linears[0].out_features % size or size % 16:
+        size, norm = getattr(self.attention, "head_dim", None), self.norms[0].weight
+        if not self.same_eps or norm.dtype not in _NEAR or not isinstance(size, int) or size % 16:
             return False
-        norm = self.norms[0].weight
         numbers = torch.Generator().manual_seed(0)
         rows = torch.randn(2, _ROWS, self.linears[0].in_features, generator=numbers).to(norm.dtype)
         turns = torch.randn(2, _ROWS, size // 2, generator=numbers).repeat(1, 1, 2)
@@ -138,7 +150,7 @@ class NativeLayer:
             return False  # it is called in another way
         if not isinstance(expected, Tensor) or expected.shape != found.shape:
             return False
-        return bool((found - expected).norm() <= _NEAR * expected.norm())
+        return bool((found - expected).norm() <= _NEAR[norm.dtype] * expected.norm())
 
 
 class _NoCache(Cache):

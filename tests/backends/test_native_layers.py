@@ -49,6 +49,10 @@ OTHER: dict[str, dict[str, Any]] = {
 def model(kind: str, dtype: torch.dtype = torch.float32, weights: str = "int4", **changes: Any) -> Any:
     config = getattr(transformers, f"{kind}Config")(**WIDE | (TAKEN | OTHER)[kind] | changes)
     made = build(config, 5).to(dtype)
+    numbers = torch.Generator().manual_seed(2)
+    for name, weight in made.named_parameters():
+        if "bias" in name or "norm" in name:  # else 0 and 1, and nobody misses them
+            weight.data += 0.3 * torch.randn(weight.shape, generator=numbers).to(dtype)
     quantise(made, weights)
     return made
 
@@ -73,7 +77,7 @@ def test_layers_say_what_their_own_code_says(kind: str, dtype: torch.dtype) -> N
     own = logits(made, IDS)
     assert compute_natively(made) == 1 and len(layers(made)) == 1
     found = logits(made, IDS)
-    assert (found - own).norm() <= (1e-4 if dtype == torch.float32 else 0.03) * own.norm()
+    assert (found - own).norm() <= (1e-3 if dtype == torch.float32 else 0.06) * own.norm()
     assert not torch.equal(found, own)  # it is another computation
 
 
@@ -86,9 +90,12 @@ def test_layers_by_another_formula_stay_as_they_are(kind: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["eps", "scaling", "order", "twice", "angles"])
-def test_a_layer_that_answers_otherwise_is_left_alone(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_that_answers_otherwise_is_left_alone(
+    what: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of what a class of somebody's could do differently under the same names."""
-    made = model("Llama", num_hidden_layers=1)
+    made = model("Llama", dtype, num_hidden_layers=1)
     kind = type(made.model.layers[0])
     forward = kind.forward
     changed = {
