@@ -38,9 +38,10 @@ class DeviceDecoder(Decoder):
     """A decoder whose steps are functions of tensors, read once each (`opt_tree.tools.on_device` makes one).
 
     Texts, trees and acceptance lengths are those of the decoder that it was made of, to rounding. Every layer has as
-    many rows as it may have, and every tree as many layers, whatever the numbers: `draft_forwards` and `draft_tokens`
-    of a `Step` count these. Of its times, `draft` is what was launched meanwhile, the next step included, `verify` the
-    wait for the verdict.
+    many rows as it may have, whatever the numbers, and every tree as many layers, or one more than the host's where a
+    stop saves forwards (`TensorStep.looks`): `draft_forwards` and `draft_tokens` of a `Step` count these. Of its times,
+    `draft` is what was launched meanwhile, looks at flags and the next step included, `verify` the wait for the
+    verdict.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class DeviceDecoder(Decoder):
         asked = StepStart(*lacks, limit, run.sampling, starts, self._ends_of(run))
         coming = step.begin(asked) if coming is None else coming
         step.drafter.launched()
+        step.finish(coming)
         later = step.ahead(asked, coming) if self._goes_on(run, step, limit) else None
         run.lap()
         judged = step.end(asked, coming)

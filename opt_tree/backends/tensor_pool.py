@@ -2,7 +2,8 @@
 
 Owns the integers of a draft that stays on its device. A layer has as many candidates as it may have; those that are not
 there have the path log-probability -inf, and so has everything below a node that is not drafted below. So a stop is no
-branch of the program: all that follows is -inf. Knows nothing of models and policies.
+branch of the program: all that follows is -inf, whether it is computed or left out. Knows nothing of models and
+policies.
 """
 
 import math
@@ -81,6 +82,7 @@ class TensorPool:
         no, nowhere = nothing.bool(), torch.zeros(1, dtype=torch.float64, device=self.device)
         self.front = TensorFrontier(nothing, ~no, nowhere, no, root[None], nothing, (~no[0]).long(), nothing[0])
         self._layers = [TensorLayer(root[None], nothing, nowhere, no, no, nothing)]
+        self._flags: list[Bool[Tensor, ""]] = []
 
     def take(self, layer: TensorLayer, front: TensorFrontier | None) -> None:
         """Store a layer; `front`: what is drafted below next."""
@@ -89,14 +91,31 @@ class TensorPool:
         if front is not None:
             self.front, self.slots = front, self.slots + len(front.rows)
 
-    def close(self) -> None:
-        """All candidates are there: put the layers together."""
-        layers = self._layers
+    def flag(self, front: TensorFrontier | None) -> Bool[Tensor, ""] | None:
+        """Note and return whether anything is drafted below the newest layer; None: nothing is, whatever the numbers.
+
+        Where it is noted of each layer, layers behind the first False may be left out.
+        """
+        if front is None:
+            return None
+        self._flags.append(front.live.any())
+        return self._flags[-1]
+
+    def close(self, limit: int) -> None:
+        """All candidates are there: put the layers together. `limit`: how many there would be if none was left out."""
+        layers, flags = self._layers, self._flags
+        if flags:  # for the shape alone
+            out = limit + 1 - len(layers)
+            layers, flags = layers + layers[-1:] * out, flags + flags[-1:] * (out - 1)
         self.tokens, self.parents, self.paths, self.over, self.expanded, self.slot_of = map(
             torch.cat, zip(*layers, strict=True)
         )
         depths = [torch.full_like(layer.tokens, depth) for depth, layer in enumerate(layers)]
         self.depths = torch.cat(depths)
+        if flags:
+            # What stands in a layer behind a stop is anything: a graph that was not replayed has older numbers.
+            there = torch.constant_pad_nd(torch.stack(flags).cumprod(0), (2, 0), 1)[self.depths]
+            self.paths = torch.where(there > 0, self.paths, -math.inf)
         self.draft_rows = torch.where(self.expanded | (self.depths == 0), self.expanded.cumsum(0), -1)
 
     def best(self, nodes: int) -> Selected:

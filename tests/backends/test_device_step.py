@@ -180,6 +180,45 @@ def test_heads_of_one_pass(drafter):
         assert place or {len(step.tree) for step in found.steps} != {1}
 
 
+@pytest.mark.quick("0.3-lm", "0.9-eagle")
+@pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3"])
+@pytest.mark.parametrize("threshold", [0.02, 0.3, 0.9])
+def test_a_stop_saves_forwards(drafter, threshold, monkeypatch):
+    """A step drafts one layer more than the host's, and no more than there may be; so whether launched ahead or not."""
+    policy, new = OptTree(12, threshold, 6), 36
+    for sampling, ahead in ((Sampling(), True), (DRAWN, False)):
+        monkeypatch.setattr(DeviceStep, "pays", _find_room if ahead else lambda step, shape: False)
+        decoder = decoder_of(drafter, policy)
+        device = on_device(decoder)
+        work = device.drafter.work.forwards
+        found = device.generate(TEXT, new, sampling, seed=3)
+        work = device.drafter.work.forwards - work
+        host = decoder.generate(TEXT, new, sampling, seed=3)
+        same(found, host)
+        layers = [step.draft_forwards for step in found.steps]
+        assert work == sum(layers) and bool(device.ahead) == ahead
+        layers[0] -= 1  # the prompt's
+        ends = itertools.accumulate(found.accept_lengths, initial=2 * policy.max_depth)
+        far = sum(1 for end in ends if end < new)
+        known = [min(step.draft_forwards + 1, policy.max_depth) for step in host.steps]
+        assert layers[:far] == known[:far] and len(layers) > far > 3
+        assert threshold < 0.1 or min(known[:far]) < policy.max_depth
+
+
+def test_where_no_stop_saves_a_forward_nothing_is_looked_at():
+    """A policy that goes on to the end, layers that are no forwards, trees of two layers."""
+    looks = {
+        (drafter, name): on_device(decoder_of(drafter, policy))._tensor_step().looks(policy.max_depth)
+        for drafter, name, policy in [
+            *(("lm", name, policy) for name, policy in POLICIES.items()),
+            ("eagle", "opt", OptTree(12, 0.1, 2)),
+            ("medusa", "opt", OPT),
+            ("dspark", "opt", OPT),
+        ]
+    }
+    assert {key for key, value in looks.items() if value} == {("lm", "opt"), ("lm", "ddd")}
+
+
 @pytest.mark.slow
 def test_the_pairs_above_show_something():
     """Paths of several nodes, trees of several layers, and leaves that were and were not drafted below."""
