@@ -196,8 +196,7 @@ class DeviceStep(TensorStep):
     def _launched(self, shape: Shape, given: Given) -> Coming:
         """Launch a step, or its first two layers; what it costs is counted once it is read."""
         meters, held = [Meter() for _ in self.models], self.held()
-        with self._counting(meters):
-            coming = Coming(shape, self.launch(shape, given), meters, held)
+        coming = Coming(shape, self.launch(shape, given), meters, held)
         self._further(coming)
         if coming.rest is None:
             self._further(coming)
@@ -215,12 +214,11 @@ class DeviceStep(TensorStep):
 
     @contextmanager
     def _counting(self, meters: list[Meter]) -> Iterator[None]:
-        """Inside, the models' work is counted there. What their caches say of pending rows is forgotten before."""
+        """Inside, the models' work is counted there."""
         backends = [lm.backend for lm in self.models]
         own = [backend.meter for backend in backends]
-        for lm, meter in zip(self.models, meters, strict=True):
-            lm.cache.truncate(lm.length)
-            lm.backend.meter = meter
+        for backend, meter in zip(backends, meters, strict=True):
+            backend.meter = meter
         try:
             yield
         finally:

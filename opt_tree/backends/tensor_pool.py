@@ -94,27 +94,24 @@ class TensorPool:
     def flag(self, front: TensorFrontier | None) -> Bool[Tensor, ""] | None:
         """Note and return whether anything is drafted below the newest layer; None: nothing is, whatever the numbers.
 
-        Where it is noted of each layer, layers behind the first False may be left out.
+        Where it is noted of each layer, those behind a False are not looked at.
         """
         if front is None:
             return None
         self._flags.append(front.live.any())
         return self._flags[-1]
 
-    def close(self, limit: int) -> None:
-        """All candidates are there: put the layers together. `limit`: how many there would be if none was left out."""
-        layers, flags = self._layers, self._flags
-        if flags:  # for the shape alone
-            out = limit + 1 - len(layers)
-            layers, flags = layers + layers[-1:] * out, flags + flags[-1:] * (out - 1)
+    def close(self) -> None:
+        """All candidates are there: put the layers together."""
+        layers = self._layers
         self.tokens, self.parents, self.paths, self.over, self.expanded, self.slot_of = map(
             torch.cat, zip(*layers, strict=True)
         )
         depths = [torch.full_like(layer.tokens, depth) for depth, layer in enumerate(layers)]
         self.depths = torch.cat(depths)
-        if flags:
-            # What stands in a layer behind a stop is anything: a graph that was not replayed has older numbers.
-            there = torch.constant_pad_nd(torch.stack(flags).cumprod(0), (2, 0), 1)[self.depths]
+        if self._flags:
+            # In a layer behind a stop anything may stand: a graph that was not replayed left it there some time ago.
+            there = torch.constant_pad_nd(torch.stack(self._flags).cumprod(0), (2, 0), 1)[self.depths]
             self.paths = torch.where(there > 0, self.paths, -math.inf)
         self.draft_rows = torch.where(self.expanded | (self.depths == 0), self.expanded.cumsum(0), -1)
 

@@ -86,7 +86,7 @@ def whole(layers: Layers) -> Left:
 
 def chosen(growth: Growth, pool: TensorPool, limit: int) -> TensorTree:
     """The tree of a pool whose candidates are all there."""
-    pool.close(limit)
+    pool.close()
     return tree_of(pool, growth.select(pool), limit)
 
 
@@ -136,6 +136,8 @@ class TensorStep:
 
     def launch(self, shape: Shape, given: Given) -> Layers:
         """Compute a step: tensors from tensors. What the caches say of their pending rows means nothing behind it."""
+        for lm in self.models:
+            lm.cache.truncate(lm.length)  # there is room for the rows of one launch
         target, most, sent = self.target, self.catching_up, given.numbers
         tokens, sent = sent[:most], sent[most:]
         (rows, before, length, root, first), sent = sent[:FACTS].unbind(), sent[FACTS:]

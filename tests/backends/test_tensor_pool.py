@@ -66,7 +66,7 @@ def on_tensors(
         layer, front = growth.layer(pool.front, values, (None, marks if ends else None), depth, depth >= limit)
         pool.take(layer, front)
         flag = pool.flag(front) if stops else None
-        if front is None or (pool.depth > 2 and flags[-1] is False):
+        if front is None or (pool.depth > 1 and flags[-1] is False):
             break
         flags.append(flag is None or bool(flag))
         paths = [(*paths[row], token) for row, token in zip(front.above.tolist(), front.tokens.tolist(), strict=True)]
@@ -76,7 +76,7 @@ def on_tensors(
         for _ in range(pool.depth, limit):
             pool.take(best, front._replace(live=torch.ones_like(front.live)))
             pool.flag(pool.front if pool.depth < limit else None)
-    pool.close(limit)
+    pool.close()
     tree = tree_of(pool, growth.select(pool), limit)
     told = torch.cat([*tree.told(), torch.tensor([7])]).numpy()
     found_tree, rest = read_tree(told, len(tree.tokens))

@@ -6,6 +6,7 @@ In a process of its own, with `-p pretend.plugin`, beside the tests that are mar
 import copy
 import json
 import warnings
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -220,6 +221,17 @@ def test_a_captured_step_is_one_launch_and_one_read(name):
     found = measure_on_device(pair_with(DRAFTERS[name], captured=True), DRAWN)
     assert found.idle == 0 and found.uploads == 1 and found.draft_launches <= 10 + 2 * (found.layers - 1), found
     assert found.waits == 1 if name != "eagle" else 1 < found.waits <= found.layers
+
+
+def test_a_capture_moves_no_cache():
+    """A step is launched twice for it, each time behind the context."""
+    made = captured("draft")
+    steps = on_device(opt_tree.Decoder(made.target, made.drafter, OptTree(60, 0.1, 6))).steps(prompt(20), 60)
+    next(steps)
+    before, versions = graphs.counts["captures"], [lm.cache.storage_version for lm in made.drafter.models]
+    list(islice(steps, 3))
+    assert graphs.counts["captures"] > before
+    assert versions == [lm.cache.storage_version for lm in made.drafter.models]
 
 
 @pytest.mark.parametrize("change", ["weights", "layers", "room", "scale"])
