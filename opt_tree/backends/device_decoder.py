@@ -63,8 +63,8 @@ class DeviceDecoder(Decoder):
         """Of the last text: how many steps stayed on the device, and how many did not, by the reason."""
         self.ahead = 0
         """Of the last text: how many steps were on their way before the one before them was read."""
-        self._coming: tuple[Run, DeviceStep, int, Coming] | None = None
-        """The step on its way, of which text, and behind how many tokens."""
+        self._coming: tuple[Run, DeviceStep, list[int], Coming] | None = None
+        """The step on its way, of which text, and what `_stamp` was."""
         self._noise: tuple[Run, int, Int[np.ndarray, " depths"]] | None = None
         """Starts of the noise behind so many tokens of a text."""
         self._refusal: str | None = None
@@ -149,7 +149,7 @@ class DeviceDecoder(Decoder):
         run.lap()
         tree, path = judged.tree, judged.path
         tokens = [*tree.tokens[path[1:]].tolist(), judged.token]
-        self._coming = None if later is None else (run, step, len(run.context) + len(tokens), later)
+        self._coming = None if later is None else (run, step, self._stamp(step, len(run.context) + len(tokens)), later)
         self._check(run, judged, tokens)
         run.random.advance(len(tokens))
         # The accepted nodes that were drafted below are the first rows behind the drafter's context.
@@ -174,13 +174,19 @@ class DeviceDecoder(Decoder):
     def _on_its_way(self, run: Run, step: DeviceStep, limit: int) -> Coming | None:
         """The step to take, if it is on its way; one that is another is dropped, as its rows are behind the context."""
         known, self._coming = self._coming, None
-        if known is None or known[0] is not run or known[1] is not step or known[2] != len(run.context):
+        if known is None or known[0] is not run or known[1] is not step:
+            return None
+        if known[2] != self._stamp(step, len(run.context)):
             return None
         coming = known[3]
         if coming.shape.limit != limit or coming.shape.scale != step.drafter.scale or coming.held != step.held():
             return None
         self.ahead += 1
         return coming
+
+    def _stamp(self, step: DeviceStep, length: int) -> list[int]:
+        """The context's length, and each model's forwards: whoever runs one writes over a step on its way."""
+        return [length, *(lm.backend.meter.forwards for lm in step.models)]
 
     def _starts(self, run: Run, count: int) -> Int[np.ndarray, " depths"]:
         """`Random.starts` of the next so many tokens, each made once."""

@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, CONTEXT, VOCAB, build, perturbed, prompt, tiny, tiny_drafter, tiny_head
+from tiny_models import (
+    ARCHITECTURES,
+    CONTEXT,
+    VOCAB,
+    build,
+    perturbed,
+    prompt,
+    random_tree,
+    tiny,
+    tiny_drafter,
+    tiny_head,
+)
 from torch._dynamo.utils import counters
 
 sys.path.append(str(Path(__file__).parents[1] / "drafters"))
@@ -445,16 +456,20 @@ def test_whoever_leaves_a_text_leaves_nothing_of_a_step_on_its_way(drafter):
         same(device.generate(prompt(14, seed=begun), 8), decoder.generate(prompt(14, seed=begun), 8))
 
 
-@pytest.mark.parametrize("change", ["room", "scale", "another drafter"])
+@pytest.mark.parametrize("change", ["room", "scale", "another drafter", "a target's forward", "a drafter's forward"])
 def test_a_step_on_its_way_is_dropped_when_another_one_is_to_be_taken(change):
     """Between two steps the caller may do anything."""
-    decoder, steps = decoder_of(), []
-    device, host = on_device(decoder), decoder_of()
+    # All of a step is on its way, or two layers.
+    policy, steps = POLICIES["opt to the end"] if "target" in change else OPT, []
+    device, host = on_device(decoder_of(policy=policy)), decoder_of(policy=policy)
     for one in (device, host):
         taken = one.steps(TEXT, 30)
         steps.append(list(itertools.islice(taken, 3)))
         if change == "room":
             one.target.cache.reserve(4 * one.target.cache.capacity)
+        elif change.endswith("forward"):
+            lm = one.target if "target" in change else one.drafter.lm
+            lm.score(random_tree(8, seed=1, root=4))
         elif change == "scale":
             one.drafter.scale = 0.5
             one.drafter.drafted.scale.fill_(0.5)
