@@ -463,4 +463,4 @@ def test_a_first_gpu_s_command_runs_on_it(tmp_path, monkeypatch):
     options = ["--dry-run", "--parts", "machine,budgets", "--output", str(written)]
     assert first_light.main(options) == 0
     parts = json.loads(written.with_suffix(".json").read_text())["parts"]
-    assert parts["machine"]["rows"] and len(parts["budgets"]["rows"]) == 6
+    assert parts["machine"]["rows"] and len(parts["budgets"]["rows"]) == 7
