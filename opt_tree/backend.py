@@ -62,11 +62,6 @@ class Meter:
             _ = self.work  # nobody asks
 
     @property
-    def forwards(self) -> int:
-        """How many were counted. Waits for nothing."""
-        return self._work.forwards
-
-    @property
     def work(self) -> Work:
         """All that was counted. Waits for the device's last forward where it is not yet done."""
         for begin, end in self._running:

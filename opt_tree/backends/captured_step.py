@@ -6,6 +6,7 @@ kernels of these forwards; what lies between them is captured with them.
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -36,6 +37,14 @@ class _Part(NamedTuple):
     flag: Bool[Tensor, ""] | None
     computed: list[tuple[Model, int]]
     """Its forwards: the model of each, and how many real rows it has."""
+
+    def replay(self, device: torch.device) -> None:
+        """Replay it, and count its forwards; its time is that of the last one."""
+        begin = moment(device)
+        self.graph.replay()
+        end = moment(device)
+        for lm, rows in self.computed:
+            lm.backend.meter.add(rows, begin if lm is self.computed[-1][0] else end, end)
 
 
 class CapturedStep(DeviceStep):
@@ -109,7 +118,7 @@ class CapturedStep(DeviceStep):
         """
         if self._pool is None:
             self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-        stream, device, parts = self._stream, self.target.device, list[_Part]()
+        stream, parts = self._stream, list[_Part]()
         buffers = Given(*(None if part is None else part.clone() for part in given))  # type: ignore[arg-type]
         self._computed = []
         try:
@@ -134,26 +143,21 @@ class CapturedStep(DeviceStep):
         said, known = fetch(_said(left), expected)
         if not _same(said, known, len(left.logits)):
             raise RuntimeError("its graph says something else than its kernels one by one")
+        return partial(_replayed, parts, left, buffers)
 
-        def run(part: _Part) -> None:
-            begin = moment(device)
-            part.graph.replay()
-            end = moment(device)
-            for lm, rows in part.computed:
-                lm.backend.meter.add(rows, begin if lm is part.computed[-1][0] else end, end)
 
-        def replay(given: Given) -> Layers:
-            for buffer, one in zip(buffers, given, strict=True):
-                if buffer is not None and one is not None:
-                    buffer.copy_(one)
-            for part in parts[:-1]:
-                run(part)
-                if (yield part.flag):
-                    break
-            run(parts[-1])
-            return left._replace(features={layer: states.clone() for layer, states in left.features.items()})
-
-        return replay
+def _replayed(parts: list[_Part], left: Left, buffers: Given, given: Given) -> Layers:
+    """Bring a step's tensors to the buffers that its graphs read, and replay these until a stop, and the rest."""
+    device = buffers.numbers.device
+    for buffer, one in zip(buffers, given, strict=True):
+        if buffer is not None and one is not None:
+            buffer.copy_(one)
+    for part in parts[:-1]:
+        part.replay(device)
+        if (yield part.flag):
+            break
+    parts[-1].replay(device)
+    return left._replace(features={layer: states.clone() for layer, states in left.features.items()})
 
 
 def _said(left: Left) -> Int[Tensor, " numbers"]:

@@ -186,7 +186,7 @@ class DeviceDecoder(Decoder):
 
     def _stamp(self, step: DeviceStep, length: int) -> list[int]:
         """The context's length, and each model's forwards: whoever runs one writes over a step on its way."""
-        return [length, *(lm.backend.meter.forwards for lm in step.models)]
+        return [length, *(lm.work.forwards for lm in step.models)]
 
     def _starts(self, run: Run, count: int) -> Int[np.ndarray, " depths"]:
         """`Random.starts` of the next so many tokens, each made once."""
