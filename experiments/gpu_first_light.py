@@ -227,12 +227,14 @@ def budgets(place: Place) -> list[Row]:
         for nodes, threshold in itertools.product(sizes, (0.2, 0.05)):
             decoder = Decoder(pair.target, pair.drafter, OptTree(nodes, threshold))
             methods[f"{nodes}, {threshold}"] = InLoop(decoder, stop=pair.stop)
-        for nodes in sizes:  # steps of the host beside steps that are one graph, which no threshold shortens
+        for nodes in sizes:  # steps of the host beside steps that are one graph, or a graph a layer until a stop
             decoder = Decoder(pair.target, pair.drafter, OptTree(nodes, 0, 6))
             device = on_device(decoder)
             if device.why is None:
                 methods[f"{nodes}, six layers"] = InLoop(decoder, stop=pair.stop)
                 methods[f"{nodes}, six layers, one graph"] = InLoop(device, stop=pair.stop)
+                stopping = on_device(Decoder(pair.target, pair.drafter, OptTree(nodes, 0.2)))
+                methods[f"{nodes}, 0.2, a graph a layer"] = InLoop(stopping, stop=pair.stop)
                 if place.compiles and nodes in (sizes[0], 63):
                     compiled = on_device(decoder, compile_glue=True)
                     methods[f"{nodes}, six layers, one graph, glue compiled"] = InLoop(compiled, stop=pair.stop)

@@ -1,4 +1,4 @@
-"""A step as one CUDA graph: the host sends, replays and reads.
+"""A step as one CUDA graph, or as one a layer and one for the rest: the host sends, replays and reads.
 
 Owns the graphs of a step and when they are dropped. Models whose forwards are captured one by one (`Captured`) give the
 kernels of these forwards; what lies between them is captured with them.
@@ -6,18 +6,19 @@ kernels of these forwards; what lies between them is captured with them.
 
 import warnings
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from opt_tree.backend import Inputs, moment
 from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.backends.device_step import DeviceStep
 from opt_tree.backends.fused import fused_glue
-from opt_tree.backends.tensor_step import Given, Glue, Left, Shape
+from opt_tree.backends.tensor_step import Given, Glue, Layers, Left, Shape, further, whole
 from opt_tree.cache import inference
 from opt_tree.errors import one_line
 from opt_tree.model import Model
@@ -29,15 +30,33 @@ _ROUNDING = 0.2
 bfloat16 0.07 was seen. Tokens, parents and the verdict are to be equal."""
 
 
+class _Part(NamedTuple):
+    """A layer of a step, or the rest of it. Where no flag is looked at, a step is one part."""
+
+    graph: Any
+    flag: Bool[Tensor, ""] | None
+    computed: list[tuple[Model, int]]
+    """Its forwards: the model of each, and how many real rows it has."""
+
+    def replay(self, device: torch.device) -> None:
+        """Replay it, and count its forwards; its time is that of the last one."""
+        begin = moment(device)
+        self.graph.replay()
+        end = moment(device)
+        for lm, rows in self.computed:
+            lm.backend.meter.add(rows, begin if lm is self.computed[-1][0] else end, end)
+
+
 class CapturedStep(DeviceStep):
-    """A step whose launch is one replay, once its `Shape` has been met before.
+    """A step whose launch is one replay, once its `Shape` has been met before; one a layer where a stop saves layers.
 
     A shape's first step runs forward by forward, so that caches have grown and libraries have chosen their kernels. Its
     second one is captured, and replayed beside the same kernels one by one: where the two say different things, or
     where it cannot be captured, that shape goes on forward by forward, and one warning says why. Graphs hold addresses:
     all are dropped when a cache has moved, when a layer is watched and when weights are others.
 
-    Seconds of a replay are the target's: its forward and the drafter's cannot be told apart.
+    Seconds of a replay are those of the model that it ends with: in a step of one graph the target's, as its forward
+    and the drafter's cannot be told apart.
     """
 
     def __getstate__(self) -> dict[str, Any]:
@@ -45,7 +64,7 @@ class CapturedStep(DeviceStep):
         dropped = ("_replays", "_met", "_rests_on", "_pool", "_stream")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
 
-    _replays: dict[Shape, Callable[[Given], Left] | None] | None = None
+    _replays: dict[Shape, Callable[[Given], Layers] | None] | None = None
     """A shape without a replay goes on forward by forward."""
     _met: set[Shape]
     _rests_on: Any = None
@@ -54,17 +73,17 @@ class CapturedStep(DeviceStep):
     compiles_glue = False
     """Whether what lies between a graph's forwards is compiled (`fused_glue`)."""
     _computed: list[tuple[Model, int]] | None = None
-    """During a capture, its forwards: the model of each, and how many real rows it has."""
+    """During a capture, the forwards of its newest part."""
 
     def held(self) -> list[Any]:
         return [*(cast(Captured, lm.backend).held(lm.cache) for lm in self.models), self.drafter.held()]
 
     def pays(self, shape: Shape) -> bool:
-        """One replay does, which finds room in both caches."""
+        """Replays do, which find room in both caches."""
         return self._replays is not None and self._replays.get(shape) is not None
 
     @inference
-    def launch(self, shape: Shape, given: Given) -> Left:
+    def launch(self, shape: Shape, given: Given) -> Layers:
         rests_on = self.held()
         if self._replays is None or rests_on != self._rests_on:
             self._replays, self._met, self._rests_on = {}, set(), rests_on
@@ -91,47 +110,54 @@ class CapturedStep(DeviceStep):
         self._computed.append((lm, rows))
         return cast(Captured, lm.backend).inline(inputs, lm.cache)
 
-    def _capture(self, shape: Shape, given: Given) -> Callable[[Given], Left]:
+    def _capture(self, shape: Shape, given: Given) -> Callable[[Given], Layers]:
         """Capture a step over buffers that stay; return what brings a step's tensors there and replays it.
 
-        A launch writes behind both contexts alone, so it may be made again.
+        A launch writes behind both contexts alone, so it may be made again. Its graphs share a pool: what a part reads
+        of those before it was in use while it was captured. Of a part that is left out anything may be there.
         """
         if self._pool is None:
             self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-        stream, graph, device = self._stream, torch.cuda.CUDAGraph(), self.target.device
+        stream, parts = self._stream, list[_Part]()
         buffers = Given(*(None if part is None else part.clone() for part in given))  # type: ignore[arg-type]
         self._computed = []
         try:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                expected = _said(super().launch(shape, buffers))
+                expected = _said(whole(super().launch(shape, buffers)))
                 if self.compiles_glue:
                     self.glue = fused_glue()
-                    super().launch(shape, buffers)
+                    whole(super().launch(shape, buffers))
             torch.cuda.current_stream().wait_stream(stream)
-            self._computed.clear()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                left = super().launch(shape, buffers)
-            computed = self._computed
+            layers, left = super().launch(shape, buffers), None
+            while left is None:
+                graph, self._computed = torch.cuda.CUDAGraph(), []
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                    found = further(layers)
+                left, flag = (found, None) if isinstance(found, Left) else (None, found)
+                parts.append(_Part(graph, flag, self._computed))
         finally:
             self._computed, self.glue = None, Glue()
-        graph.replay()
-        found, known = fetch(_said(left), expected)
-        if not _same(found, known, len(left.logits)):
+        for part in parts:
+            part.graph.replay()
+        said, known = fetch(_said(left), expected)
+        if not _same(said, known, len(left.logits)):
             raise RuntimeError("its graph says something else than its kernels one by one")
+        return partial(_replayed, parts, left, buffers)
 
-        def replay(given: Given) -> Left:
-            for buffer, part in zip(buffers, given, strict=True):
-                if buffer is not None and part is not None:
-                    buffer.copy_(part)
-            begin = moment(device)
-            graph.replay()
-            end = moment(device)
-            for lm, rows in computed:
-                lm.backend.meter.add(rows, begin if lm is self.target else end, end)
-            return left._replace(features={layer: states.clone() for layer, states in left.features.items()})
 
-        return replay
+def _replayed(parts: list[_Part], left: Left, buffers: Given, given: Given) -> Layers:
+    """Bring a step's tensors to the buffers that its graphs read, and replay these until a stop, and the rest."""
+    device = buffers.numbers.device
+    for buffer, one in zip(buffers, given, strict=True):
+        if buffer is not None and one is not None:
+            buffer.copy_(one)
+    for part in parts[:-1]:
+        part.replay(device)
+        if (yield part.flag):
+            break
+    parts[-1].replay(device)
+    return left._replace(features={layer: states.clone() for layer, states in left.features.items()})
 
 
 def _said(left: Left) -> Int[Tensor, " numbers"]:

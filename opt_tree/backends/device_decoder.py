@@ -38,9 +38,10 @@ class DeviceDecoder(Decoder):
     """A decoder whose steps are functions of tensors, read once each (`opt_tree.tools.on_device` makes one).
 
     Texts, trees and acceptance lengths are those of the decoder that it was made of, to rounding. Every layer has as
-    many rows as it may have, and every tree as many layers, whatever the numbers: `draft_forwards` and `draft_tokens`
-    of a `Step` count these. Of its times, `draft` is what was launched meanwhile, the next step included, `verify` the
-    wait for the verdict.
+    many rows as it may have, whatever the numbers, and every tree as many layers, or one more than the host's where a
+    stop saves forwards (`TensorStep.looks`): `draft_forwards` and `draft_tokens` of a `Step` count these. Of its times,
+    `draft` is what was launched meanwhile, looks at flags and the next step included, `verify` the wait for the
+    verdict.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class DeviceDecoder(Decoder):
         """Of the last text: how many steps stayed on the device, and how many did not, by the reason."""
         self.ahead = 0
         """Of the last text: how many steps were on their way before the one before them was read."""
-        self._coming: tuple[Run, DeviceStep, int, Coming] | None = None
-        """The step on its way, of which text, and behind how many tokens."""
+        self._coming: tuple[Run, DeviceStep, list[int], Coming] | None = None
+        """The step on its way, of which text, and what `_stamp` was."""
         self._noise: tuple[Run, int, Int[np.ndarray, " depths"]] | None = None
         """Starts of the noise behind so many tokens of a text."""
         self._refusal: str | None = None
@@ -141,13 +142,14 @@ class DeviceDecoder(Decoder):
         asked = StepStart(*lacks, limit, run.sampling, starts, self._ends_of(run))
         coming = step.begin(asked) if coming is None else coming
         step.drafter.launched()
+        step.finish(coming)
         later = step.ahead(asked, coming) if self._goes_on(run, step, limit) else None
         run.lap()
         judged = step.end(asked, coming)
         run.lap()
         tree, path = judged.tree, judged.path
         tokens = [*tree.tokens[path[1:]].tolist(), judged.token]
-        self._coming = None if later is None else (run, step, len(run.context) + len(tokens), later)
+        self._coming = None if later is None else (run, step, self._stamp(step, len(run.context) + len(tokens)), later)
         self._check(run, judged, tokens)
         run.random.advance(len(tokens))
         # The accepted nodes that were drafted below are the first rows behind the drafter's context.
@@ -172,13 +174,19 @@ class DeviceDecoder(Decoder):
     def _on_its_way(self, run: Run, step: DeviceStep, limit: int) -> Coming | None:
         """The step to take, if it is on its way; one that is another is dropped, as its rows are behind the context."""
         known, self._coming = self._coming, None
-        if known is None or known[0] is not run or known[1] is not step or known[2] != len(run.context):
+        if known is None or known[0] is not run or known[1] is not step:
+            return None
+        if known[2] != self._stamp(step, len(run.context)):
             return None
         coming = known[3]
         if coming.shape.limit != limit or coming.shape.scale != step.drafter.scale or coming.held != step.held():
             return None
         self.ahead += 1
         return coming
+
+    def _stamp(self, step: DeviceStep, length: int) -> list[int]:
+        """The context's length, and each model's forwards: whoever runs one writes over a step on its way."""
+        return [length, *(lm.work.forwards for lm in step.models)]
 
     def _starts(self, run: Run, count: int) -> Int[np.ndarray, " depths"]:
         """`Random.starts` of the next so many tokens, each made once."""

@@ -4,7 +4,9 @@ The host gives what it knows before the step (which rows the drafter lacks, how 
 starts) in one upload, and reads tree and verdict in one read. Knows nothing of texts and of when one ends.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from opt_tree.backend import Meter
 from opt_tree.backends.tensor_pool import read_tree
-from opt_tree.backends.tensor_step import FACTS, Given, Left, Shape, TensorStep
+from opt_tree.backends.tensor_step import FACTS, Given, Layers, Left, Shape, TensorStep, further
+from opt_tree.cache import inference
 from opt_tree.model import Model, Pending
 from opt_tree.sampling import Sampling
 from opt_tree.target import Forward
@@ -57,19 +60,43 @@ class DeviceResult:
     features: dict[int, Float[Tensor, "path hidden"]]
 
 
-class Coming(NamedTuple):
-    """A step that was launched and is not read."""
+class Told(NamedTuple):
+    """Numbers on their way from the device to the host."""
+
+    numbers: Tensor
+    there: torch.Event | None
+    """None: they are."""
+
+    @staticmethod
+    def of(numbers: Tensor) -> "Told":
+        """Begin to copy them, into memory of their own. Nothing is waited for."""
+        if on_host(numbers):
+            return Told(numbers, None)
+        told, there = numbers.to("cpu", non_blocking=True), torch.Event(numbers.device)
+        there.record()
+        return Told(told, there)
+
+    def read(self) -> Tensor:
+        """Wait for them."""
+        if self.there is not None:
+            self.there.synchronize()
+        return self.numbers
+
+
+@dataclass(eq=False)
+class Coming:
+    """A step on its way, which is not read: launched, or its first two layers alone."""
 
     shape: Shape
-    left: Left
-    told: Tensor
-    """`Left.told` on the host, once it is `there`."""
-    there: torch.Event | None
-    """None: it is."""
+    layers: Layers
     meters: list[Meter]
     """What it costs, a model each."""
     held: list[Any]
     """`DeviceStep.held` when it was launched."""
+    flags: list[Told] = field(default_factory=list)
+    """Of its layers; the last one has none."""
+    rest: tuple[Left, Told] | None = None
+    """Once all of it is launched: what it leaves, and `Left.told`."""
 
 
 class DeviceStep(TensorStep):
@@ -80,7 +107,7 @@ class DeviceStep(TensorStep):
         return [*((lm.cache, lm.cache.storage_version) for lm in self.models), self.drafter.held()]
 
     def begin(self, asked: StepStart) -> Coming:
-        """Launch a step. Nothing is waited for."""
+        """Launch a step, of one that may stop its first two layers. Nothing is waited for."""
         missing, most, target, lm = asked.forward, self.catching_up, self.target, self.drafter.lm
         rows, least = 0 if missing is None else len(missing.tokens), int(lm is not None)
         if not least <= rows <= most:
@@ -98,7 +125,7 @@ class DeviceStep(TensorStep):
         return self._launched(shape, Given(send(numbers, target.device), features, asked.ends))
 
     def ahead(self, asked: StepStart, coming: Coming) -> Coming | None:
-        """Launch the step behind one that is not read, of as many layers; None where that does not pay.
+        """`begin` the step behind one that is not read, of as many layers; None where that does not pay.
 
         What it begins with is on the device; the host knows how long the contexts may be.
         """
@@ -109,7 +136,7 @@ class DeviceStep(TensorStep):
         shape = self._shape(asked, self.target.length + most, length)
         if not self.pays(shape):
             return None
-        numbers, features, _ = coming.left.next
+        numbers, features, _ = self.finish(coming)[0].next
         if len(asked.starts):
             numbers = torch.cat([numbers, send(asked.starts, numbers.device)])
         return self._launched(shape, Given(numbers, features, asked.ends))
@@ -118,18 +145,28 @@ class DeviceStep(TensorStep):
         """Whether a step of this shape is launched before it is known that there is one."""
         return False
 
+    def finish(self, coming: Coming) -> tuple[Left, Told]:
+        """Launch what is left of a step: layer after layer until one has stopped, and the rest.
+
+        A layer's flag is looked at when the next layer is launched as well: the device has work while the host waits,
+        and a stop costs one layer that nobody needs.
+        """
+        while coming.rest is None:
+            # The last layer has no flag. Behind it this is one that was looked at, and no wait.
+            self._further(coming, stopped=not coming.flags[-2].read())
+        return coming.rest
+
     def end(self, asked: StepStart, coming: Coming) -> DeviceResult:
         """Wait for a step. Both contexts are then as after one of the host, but for what the drafter learns.
 
         Where the next one is on its way, `logits` and `scores` may be of that one.
         """
-        if coming.there is not None:
-            coming.there.synchronize()
+        left, sent = self.finish(coming)
+        told = sent.read().numpy().copy()  # a step may be kept, and the memory that a device copies to is scarce
         for model, meter in zip(self.models, coming.meters, strict=True):
             model.backend.meter = Meter(model.backend.meter.work + meter.work)
-        missing, target, lm, left = asked.forward, self.target, self.drafter.lm, coming.left
-        # A copy, as a step may be kept, and the memory that a device copies to is scarce.
-        tree, verdict = read_tree(coming.told.numpy().copy(), len(left.logits))
+        missing, target, lm = asked.forward, self.target, self.drafter.lm
+        tree, verdict = read_tree(told, len(left.logits))
         kept = verdict[: int(verdict[-2]) + 1]
         text = tree.tokens[kept]
         _write(target, text)
@@ -157,23 +194,36 @@ class DeviceStep(TensorStep):
         return Shape(asked.limit, keys, asked.sampling, self.drafter.scale, asked.ends is not None)
 
     def _launched(self, shape: Shape, given: Given) -> Coming:
-        """Launch, and begin to copy what is told to the host; what it costs is counted once it is read."""
+        """Launch a step, or its first two layers; what it costs is counted once it is read."""
+        meters, held = [Meter() for _ in self.models], self.held()
+        coming = Coming(shape, self.launch(shape, given), meters, held)
+        self._further(coming)
+        if coming.rest is None:
+            self._further(coming)
+        return coming
+
+    @inference
+    def _further(self, coming: Coming, stopped: bool = False) -> None:
+        """Launch the next layer, or the rest, and begin to copy what it tells to the host."""
+        with self._counting(coming.meters):
+            found = further(coming.layers, stopped)
+        if isinstance(found, Left):
+            coming.rest = found, Told.of(found.told)
+        elif found is not None:
+            coming.flags.append(Told.of(found))
+
+    @contextmanager
+    def _counting(self, meters: list[Meter]) -> Iterator[None]:
+        """Inside, the models' work is counted there."""
         backends = [lm.backend for lm in self.models]
-        meters, held = [backend.meter for backend in backends], self.held()
-        for lm in self.models:
-            lm.cache.truncate(lm.length)
-            lm.backend.meter = Meter()
+        own = [backend.meter for backend in backends]
+        for backend, meter in zip(backends, meters, strict=True):
+            backend.meter = meter
         try:
-            left = self.launch(shape, given)
+            yield
         finally:
-            own = [backend.meter for backend in backends]
-            for backend, meter in zip(backends, meters, strict=True):
+            for backend, meter in zip(backends, own, strict=True):
                 backend.meter = meter
-        if on_host(left.told):
-            return Coming(shape, left, left.told, None, own, held)
-        told, there = left.told.to("cpu", non_blocking=True), torch.Event(left.told.device)
-        there.record()
-        return Coming(shape, left, told, there, own, held)
 
 
 def _write(lm: Model, tokens: Int[np.ndarray, " rows"]) -> None:

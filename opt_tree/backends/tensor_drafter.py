@@ -61,6 +61,8 @@ class TensorDrafter(ABC):
     """Whether it names a few tokens of each node, in the host's order."""
     keeps_rows = False
     """Whether rows of accepted nodes stay in the model's cache."""
+    by_layers = False
+    """Whether each layer is a forward of `lm`."""
 
     def __init__(self, drafter: Drafter, columns: int, tokens: Int[Tensor, " columns"] | None = None) -> None:
         """`columns`: of its answers. `tokens`: their names, on the device; None: the vocabulary's first ones."""
@@ -154,6 +156,7 @@ class ByLayers(TensorDrafter):
 
     lm: Model
     drafter: OfModel
+    by_layers = True
 
     def __init__(self, drafter: OfModel) -> None:
         self.lm, self.keeps_rows = drafter.lm, not drafter.features

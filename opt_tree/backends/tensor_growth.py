@@ -23,6 +23,8 @@ class Growth(ABC):
     """Nodes of a tree at most."""
     widest: int
     """Nodes of a frontier at most."""
+    stops = False
+    """Whether its trees often end before their last layer, by the numbers."""
 
     def room(self, limit: int) -> int:
         """How many nodes are expanded at most in a tree of so many layers."""
@@ -87,7 +89,7 @@ class Best(Growth):
 
     def __init__(self, nodes: int, threshold: float) -> None:
         self.nodes = self.widest = nodes
-        self.threshold = threshold
+        self.threshold, self.stops = threshold, threshold > 0
 
     def begin(self, device: torch.device) -> None:
         self._best = torch.full((self.nodes,), -math.inf, dtype=torch.float64, device=device)
@@ -118,6 +120,7 @@ class Beam(Growth):
 
     def __init__(self, top_k: int, nodes: int, threshold: float = -math.inf, checks: Sequence[int] = ()) -> None:
         self.widest, self.nodes, self.threshold, self.checks = top_k, nodes, threshold, frozenset(checks)
+        self.stops = bool(self.checks)
 
     def pick(self, log_probs: Float[Tensor, "frontier columns"], above: Float[Tensor, " frontier"]) -> TensorChildren:
         return of_each(log_probs, above, self.widest)

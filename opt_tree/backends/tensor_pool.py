@@ -2,7 +2,8 @@
 
 Owns the integers of a draft that stays on its device. A layer has as many candidates as it may have; those that are not
 there have the path log-probability -inf, and so has everything below a node that is not drafted below. So a stop is no
-branch of the program: all that follows is -inf. Knows nothing of models and policies.
+branch of the program: all that follows is -inf, whether it is computed or left out. Knows nothing of models and
+policies.
 """
 
 import math
@@ -81,6 +82,7 @@ class TensorPool:
         no, nowhere = nothing.bool(), torch.zeros(1, dtype=torch.float64, device=self.device)
         self.front = TensorFrontier(nothing, ~no, nowhere, no, root[None], nothing, (~no[0]).long(), nothing[0])
         self._layers = [TensorLayer(root[None], nothing, nowhere, no, no, nothing)]
+        self._flags: list[Bool[Tensor, ""]] = []
 
     def take(self, layer: TensorLayer, front: TensorFrontier | None) -> None:
         """Store a layer; `front`: what is drafted below next."""
@@ -88,6 +90,16 @@ class TensorPool:
         self.depth += 1
         if front is not None:
             self.front, self.slots = front, self.slots + len(front.rows)
+
+    def flag(self, front: TensorFrontier | None) -> Bool[Tensor, ""] | None:
+        """Note and return whether anything is drafted below the newest layer; None: nothing is, whatever the numbers.
+
+        Where it is noted of each layer, those behind a False are not looked at.
+        """
+        if front is None:
+            return None
+        self._flags.append(front.live.any())
+        return self._flags[-1]
 
     def close(self) -> None:
         """All candidates are there: put the layers together."""
@@ -97,6 +109,10 @@ class TensorPool:
         )
         depths = [torch.full_like(layer.tokens, depth) for depth, layer in enumerate(layers)]
         self.depths = torch.cat(depths)
+        if self._flags:
+            # In a layer behind a stop anything may stand: a graph that was not replayed left it there some time ago.
+            there = torch.constant_pad_nd(torch.stack(self._flags).cumprod(0), (2, 0), 1)[self.depths]
+            self.paths = torch.where(there > 0, self.paths, -math.inf)
         self.draft_rows = torch.where(self.expanded | (self.depths == 0), self.expanded.cumsum(0), -1)
 
     def best(self, nodes: int) -> Selected:

@@ -4,7 +4,7 @@ Owns the shapes of a step's forwards, and what comes of them on the device. Back
 compute all others. Knows nothing of what the host gives, reads and notes (`device_step.py`), and of when a text ends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +15,8 @@ from opt_tree.backend import Backend, Inputs
 from opt_tree.backends.tensor_drafter import Behind, TensorDrafter, TensorRows
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorFrontier, TensorLayer, TensorPool, TensorTree, tree_of
+from opt_tree.backends.tensor_verdict import TensorVerdict, judged
 from opt_tree.model import Model
-from opt_tree.random import noise_from
 from opt_tree.sampling import Sampling
 from opt_tree.target import Output
 from opt_tree.tree import Tree
@@ -63,52 +63,25 @@ class Left(NamedTuple):
     """What the next step begins with, but for starts and ends."""
 
 
-class TensorVerdict(NamedTuple):
-    """What came of a tree."""
-
-    path: Int[Tensor, " path"]
-    """The accepted rows, the last one over and over."""
-    accepted: Int[Tensor, ""]
-    """How many of them were drafted."""
-    told: Int[Tensor, " numbers"]
-    """See `Left`."""
-    emitted: Int[Tensor, " path"]
-    """The emitted tokens, the target's own over and over."""
-    latest: Int[Tensor, " rows"]
-    """Places of the emitted tokens that a drafter may lack next, behind any for padding."""
-    facts: Int[Tensor, " facts"]
-    """`FACTS` of the next step."""
+Layers = Generator[Bool[Tensor, ""] | None, bool | None, Left]
+"""A step that is launched layer after layer, where a stop saves forwards: behind each layer stands its flag, whether
+anything is drafted below it (`TensorPool.flag`). Sent True, it launches no further layer; what follows is launched
+behind the last one. Where a stop saves nothing, all is launched at once."""
 
 
-def judged(
-    tree: TensorTree,
-    scores: Float[Tensor, "rows vocab"],
-    starts: Int[Tensor, " depths"],
-    lengths: Int[Tensor, " 2"],
-    sizes: tuple[int, int, bool],
-) -> TensorVerdict:
-    """Judge a tree by the target's own tokens: its argmax, or the draw of `match` where the noise's starts are there.
+def further(layers: Layers, stopped: bool = False) -> Bool[Tensor, ""] | Left | None:
+    """Launch the next layer and return its flag; behind the last one, launch and return the rest."""
+    try:
+        return layers.send(True) if stopped else next(layers)
+    except StopIteration as end:
+        return end.value
 
-    Arguments:
-        lengths: of both contexts, the drafter's with the rows that it lacked.
-        sizes: layers of the tree, how many rows the drafter lacks at most, and whether rows of accepted nodes stay
-            with it.
-    """
-    limit, most, keeps_rows = sizes
-    if len(starts):
-        noise = noise_from(starts, scores.shape[1])
-        choice = (noise[tree.depths] / scores.softmax(-1)).argmin(-1)
-    else:
-        choice = scores.argmax(-1)
-    path, count = tree.walk(choice, limit)
-    token, leaf, new = choice[path[-1:]], path[-1:], count[None] + 1
-    steps, back = (torch.arange(*ends, device=path.device) for ends in ((0, limit + 1), (-most, 0)))
-    emitted = torch.where(steps < count, tree.tokens[torch.cat([path[1:], leaf])], token)
-    # A model lacks its own token, and the last node if nothing was drafted below it.
-    lacks = (tree.draft_rows[leaf] < 0) + 1 if keeps_rows else new.clamp(max=most)
-    told = torch.cat([*tree.told(), path, count[None], token])
-    facts = torch.cat([lacks, lengths + new, token, new])
-    return TensorVerdict(path, count, told, emitted, (new + back).clamp(min=0), facts)
+
+def whole(layers: Layers) -> Left:
+    """Launch all layers of a step, and the rest."""
+    while not isinstance(found := further(layers), Left):
+        pass
+    return found
 
 
 def chosen(growth: Growth, pool: TensorPool, limit: int) -> TensorTree:
@@ -155,8 +128,16 @@ class TensorStep:
             self._slots[asked] = own, self.catching_up + drafter.room(self.growth, limit) + wide + 1
         return self._slots[asked]
 
-    def launch(self, shape: Shape, given: Given) -> Left:
+    def looks(self, limit: int) -> bool:
+        """Whether a stop saves forwards in a step of so many layers: the first two are launched before the host looks
+        at a flag.
+        """
+        return limit > 2 and self.growth.stops and self.drafter.by_layers
+
+    def launch(self, shape: Shape, given: Given) -> Layers:
         """Compute a step: tensors from tensors. What the caches say of their pending rows means nothing behind it."""
+        for lm in self.models:
+            lm.cache.truncate(lm.length)  # there is room for the rows of one launch
         target, most, sent = self.target, self.catching_up, given.numbers
         tokens, sent = sent[:most], sent[most:]
         (rows, before, length, root, first), sent = sent[:FACTS].unbind(), sent[FACTS:]
@@ -170,7 +151,7 @@ class TensorStep:
         numbers = tokens, torch.where(there, places, 0), torch.where(there, places, shape.keys[1] - 1)
         context = torch.stack(numbers), given.features, length, root, more, self.growth.nodes
         behind = Behind(self.forward, shape.keys[1], *context)
-        pool = self._grow(behind, shape, given)
+        pool = yield from self._grow(behind, shape, given)
         tree = self.glue.chosen(self.growth, pool, shape.limit)
         output = self._score(tree, before, shape.keys[0])
         # Nothing that is carried looks at the tree: it only says how many rows there are.
@@ -188,15 +169,20 @@ class TensorStep:
         coming = Given(begins, self.drafter.carried(features, found.latest), None)
         return Left(found.told, output.logits, scores, features, coming)
 
-    def _grow(self, behind: Behind, shape: Shape, given: Given) -> TensorPool:
-        """Draft all layers."""
+    def _grow(
+        self, behind: Behind, shape: Shape, given: Given
+    ) -> Generator[Bool[Tensor, ""] | None, bool | None, TensorPool]:
+        """Draft all layers, or those until a stop."""
         pool, growth, drafter, front = TensorPool(behind.root), self.growth, self.drafter, None
         growth.begin(pool.device)
-        while pool.depth == 0 or front is not None:
+        looks, stopped = self.looks(shape.limit), None
+        while pool.depth == 0 or (front is not None and not stopped):
             values = drafter.begin(behind) if front is None else drafter.below(pool, front.tokens, front.above)
             depth, vocabulary = pool.depth + 1, (drafter.names, given.ends)
             layer, front = self.glue.layer(growth, pool.front, values, vocabulary, depth, depth >= shape.limit)
             pool.take(layer, front)
+            if looks:
+                stopped = yield pool.flag(front)
         return pool
 
     def _score(self, tree: TensorTree, before: Int[Tensor, ""], keys: int) -> Output:

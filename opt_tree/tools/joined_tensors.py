@@ -133,6 +133,7 @@ class CopyingTensors(JoinedTensors):
 
     def __init__(self, drafter: Copying, model: TensorDrafter) -> None:
         super().__init__(drafter, model, Tabled(drafter.text, whole=True))
+        self.by_layers = model.by_layers
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
         return self._mixed(super().begin(behind))

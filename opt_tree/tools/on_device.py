@@ -47,9 +47,9 @@ def on_device(decoder: Decoder, compile_glue: bool = False) -> DeviceDecoder:
     (`graft:1:`) and mixed into a model (`copy`). The trees of `OptTree`; without a table also those of `Eagle2`,
     `DynamicDepth` and of `Static` with its most probable children. `greedy` and `match`. Other steps are the host's:
     `repr` says why none is on the device, `taken` how many of the last text were. Texts, trees and acceptance lengths
-    are those of the decoder. On CUDA a step is captured as a whole where the forwards of its models are
-    (`compile_forwards`); with `compile_glue` what lies between them is compiled, too. ValueError for that without CUDA
-    and Triton.
+    are those of the decoder. Where a draft stops, one layer more is launched, as the host looks at its flag meanwhile.
+    On CUDA a step is captured, as a whole or layer by layer, where the forwards of its models are (`compile_forwards`);
+    with `compile_glue` what lies between them is compiled, too. ValueError for that without CUDA and Triton.
 
         decoder = on_device(Decoder(pair.target, pair.drafter, OptTree(nodes=16)))
         decoder.generate(pair.encode("Why is the sky blue?")).tokens, decoder.taken

@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, CONTEXT, VOCAB, build, perturbed, prompt, tiny, tiny_drafter, tiny_head
+from tiny_models import (
+    ARCHITECTURES,
+    CONTEXT,
+    VOCAB,
+    build,
+    perturbed,
+    prompt,
+    random_tree,
+    tiny,
+    tiny_drafter,
+    tiny_head,
+)
 from torch._dynamo.utils import counters
 
 sys.path.append(str(Path(__file__).parents[1] / "drafters"))
@@ -178,6 +189,45 @@ def test_heads_of_one_pass(drafter):
         dtype, how = (torch.float64, torch.float32)[place % 2], DRAWN if place else Sampling()
         found, _ = compare(decoder_of(drafter, policy, dtype=dtype), new=12, sampling=how, seed=3)
         assert place or {len(step.tree) for step in found.steps} != {1}
+
+
+@pytest.mark.quick("0.3-lm", "0.9-eagle")
+@pytest.mark.parametrize("drafter", ["lm", "eagle", "eagle3"])
+@pytest.mark.parametrize("threshold", [0.02, 0.3, 0.9])
+def test_a_stop_saves_forwards(drafter, threshold, monkeypatch):
+    """A step drafts one layer more than the host's, and no more than there may be; so whether launched ahead or not."""
+    policy, new = OptTree(12, threshold, 6), 36
+    for sampling, ahead in ((Sampling(), True), (DRAWN, False)):
+        monkeypatch.setattr(DeviceStep, "pays", _find_room if ahead else lambda step, shape: False)
+        decoder = decoder_of(drafter, policy)
+        device = on_device(decoder)
+        work = device.drafter.work.forwards
+        found = device.generate(TEXT, new, sampling, seed=3)
+        work = device.drafter.work.forwards - work
+        host = decoder.generate(TEXT, new, sampling, seed=3)
+        same(found, host)
+        layers = [step.draft_forwards for step in found.steps]
+        assert work == sum(layers) and bool(device.ahead) == ahead
+        layers[0] -= 1  # the prompt's
+        ends = itertools.accumulate(found.accept_lengths, initial=2 * policy.max_depth)
+        far = sum(1 for end in ends if end < new)
+        known = [min(step.draft_forwards + 1, policy.max_depth) for step in host.steps]
+        assert layers[:far] == known[:far] and len(layers) > far > 3
+        assert threshold < 0.1 or min(known[:far]) < policy.max_depth
+
+
+def test_where_no_stop_saves_a_forward_nothing_is_looked_at():
+    """A policy that goes on to the end, layers that are no forwards, trees of two layers."""
+    looks = {
+        (drafter, name): on_device(decoder_of(drafter, policy))._tensor_step().looks(policy.max_depth)
+        for drafter, name, policy in [
+            *(("lm", name, policy) for name, policy in POLICIES.items()),
+            ("eagle", "opt", OptTree(12, 0.1, 2)),
+            ("medusa", "opt", OPT),
+            ("dspark", "opt", OPT),
+        ]
+    }
+    assert {key for key, value in looks.items() if value} == {("lm", "opt"), ("lm", "ddd")}
 
 
 @pytest.mark.slow
@@ -406,16 +456,20 @@ def test_whoever_leaves_a_text_leaves_nothing_of_a_step_on_its_way(drafter):
         same(device.generate(prompt(14, seed=begun), 8), decoder.generate(prompt(14, seed=begun), 8))
 
 
-@pytest.mark.parametrize("change", ["room", "scale", "another drafter"])
+@pytest.mark.parametrize("change", ["room", "scale", "another drafter", "a target's forward", "a drafter's forward"])
 def test_a_step_on_its_way_is_dropped_when_another_one_is_to_be_taken(change):
     """Between two steps the caller may do anything."""
-    decoder, steps = decoder_of(), []
-    device, host = on_device(decoder), decoder_of()
+    # All of a step is on its way, or two layers.
+    policy, steps = POLICIES["opt to the end"] if "target" in change else OPT, []
+    device, host = on_device(decoder_of(policy=policy)), decoder_of(policy=policy)
     for one in (device, host):
         taken = one.steps(TEXT, 30)
         steps.append(list(itertools.islice(taken, 3)))
         if change == "room":
             one.target.cache.reserve(4 * one.target.cache.capacity)
+        elif change.endswith("forward"):
+            lm = one.target if "target" in change else one.drafter.lm
+            lm.score(random_tree(8, seed=1, root=4))
         elif change == "scale":
             one.drafter.scale = 0.5
             one.drafter.drafted.scale.fill_(0.5)

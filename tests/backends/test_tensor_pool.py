@@ -47,23 +47,35 @@ class Scripted(Drafter):
     def accept(self, outcome: Outcome) -> None: ...
 
 
-def on_tensors(policy: TreePolicy, law: Law, limit: int, ends: frozenset[int] = frozenset()) -> Tree:
-    """The tree that grows on tensors. Rows of nodes that are not there are asked about as well."""
+def on_tensors(
+    policy: TreePolicy, law: Law, limit: int, ends: frozenset[int] = frozenset(), stops: str | None = None
+) -> Tree:
+    """The tree that grows on tensors. Rows of nodes that are not there are asked about as well.
+
+    `stops`: behind a stop, one more layer is drafted, and the others are "left out", or are there with "any" numbers.
+    """
     columns = len(law(()))
     growth = growth_of(policy, columns)
     assert isinstance(growth, Growth)
     marks = torch.tensor([token in ends for token in range(columns)])
-    pool, front = TensorPool(torch.tensor(ROOT)), None
+    pool, front, flags = TensorPool(torch.tensor(ROOT)), None, list[bool]()
     growth.begin(pool.device)
     paths: list[tuple[int, ...]] = [()]
     while True:
         values, depth = torch.stack([law(path) for path in paths]), pool.depth + 1
         layer, front = growth.layer(pool.front, values, (None, marks if ends else None), depth, depth >= limit)
         pool.take(layer, front)
-        if front is None:
+        flag = pool.flag(front) if stops else None
+        if front is None or (pool.depth > 1 and flags[-1] is False):
             break
+        flags.append(flag is None or bool(flag))
         paths = [(*paths[row], token) for row, token in zip(front.above.tolist(), front.tokens.tolist(), strict=True)]
         assert pool.slots <= growth.room(limit) and len(paths) <= growth.widest
+    if stops == "any" and front is not None:
+        best = layer._replace(paths=torch.zeros_like(layer.paths), expanded=torch.ones_like(layer.expanded))
+        for _ in range(pool.depth, limit):
+            pool.take(best, front._replace(live=torch.ones_like(front.live)))
+            pool.flag(pool.front if pool.depth < limit else None)
     pool.close()
     tree = tree_of(pool, growth.select(pool), limit)
     told = torch.cat([*tree.told(), torch.tensor([7])]).numpy()
@@ -77,9 +89,10 @@ def on_tensors(policy: TreePolicy, law: Law, limit: int, ends: frozenset[int] = 
 def compare(policy: TreePolicy, law: Law, limit: int, ends: frozenset[int] = frozenset()) -> Tree:
     """Raise AssertionError unless both grow the same tree."""
     tree = run(grow(Scripted(law), policy, [ROOT], min(policy.max_depth, limit))).ending_at(ends)
-    found = on_tensors(policy, law, min(policy.max_depth, limit), ends)
-    for part in ("tokens", "parents", "draft_rows", "path_log_probs"):
-        assert getattr(found, part).tolist() == getattr(tree, part).tolist(), part
+    for stops in (None, "left out", "any"):
+        found = on_tensors(policy, law, min(policy.max_depth, limit), ends, stops)
+        for part in ("tokens", "parents", "draft_rows", "path_log_probs"):
+            assert getattr(found, part).tolist() == getattr(tree, part).tolist(), (part, stops)
     return tree
 
 

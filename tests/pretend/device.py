@@ -46,6 +46,8 @@ class Log:
 
     def __init__(self) -> None:
         self.kernels, self.reads, self.uploads, self.blocking = (Counter[str]() for _ in range(4))
+        self.idle = 0
+        """How often the host waited for an event behind which nothing was launched: the device had nothing to do."""
 
     @property
     def waits(self) -> int:
@@ -56,6 +58,8 @@ class Log:
 _logs: list[Log] = []
 waited = 0
 """How often the host has waited since the process began."""
+launched = 0
+"""How many kernels, copies and replays were launched."""
 captures: list[Any] = []
 """The graph that is being captured, if any."""
 _warns = [False]
@@ -72,17 +76,21 @@ def logged() -> Iterator[Log]:
         _logs.pop()
 
 
-def note(kind: str, what: str | None = None) -> None:
-    """Count one event, by the line of the library that it comes from."""
+def note(kind: str, what: str | None = None, copies: list[Any] | None = None) -> None:
+    """Count one event, by the line of the library that it comes from.
+
+    `copies`: those to the host that have arrived behind a wait; without, all.
+    """
+    global waited, launched
     if captures and kind != "kernels":
         captures[-1].refuse(f"{kind} at {_site()}")
+    launched += kind == "kernels"
     if kind in ("reads", "blocking"):
-        global waited
         waited += 1
-        for late, found in _coming:
+        for copied in _coming[:] if copies is None else copies:
             with torch.inference_mode():
-                late.copy_(found)
-        _coming.clear()
+                copied[0].copy_(copied[1])
+            _coming[:] = [one for one in _coming if one is not copied]
     if _warns[0] and kind in ("reads", "blocking"):
         warnings.warn(f"called a synchronizing CUDA operation at {_site()}", stacklevel=4)
     for log in _logs:
@@ -122,6 +130,8 @@ class OnDevice(torch.Tensor):
             requires_grad=False,
         )
         made.inner = inner
+        if captures:
+            captures[-1].holds(made)
         return made
 
     def __repr__(self, **_: Any) -> str:
@@ -345,13 +355,18 @@ def _set_out(found: torch.Tensor) -> torch.Tensor:
 
 
 class _Event:
+    """`torch.Event`: copies that were begun before it are there behind it, and no others."""
+
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def record(self, *_: Any) -> None: ...
+    def record(self, *_: Any) -> None:
+        self.before, self.launched = list(_coming), launched
 
     def synchronize(self) -> None:
-        if _coming:
-            note("reads")
+        if due := [copied for copied in self.before if any(copied is one for one in _coming)]:
+            for log in _logs:
+                log.idle += launched == self.launched
+            note("reads", None, due)
 
 
 def install() -> torch.device:

@@ -3,11 +3,13 @@
 A capture runs and records every operation. A replay runs them again over the addresses of then: inputs are read where
 they were, results are written where they lay. A graph owns what was made during its capture and nothing else, so a
 replay fails where an input's memory has been given back. Graphs of one pool share memory: a replay spoils the results
-of the others (a real one may; this one always does). A number of the host that an operation took is what it was.
+of the others (a real one may; this one always does), but for those that somebody held while it was captured, as their
+memory was not given to it. A number of the host that an operation took is what it was.
 """
 
 import time
-from collections import Counter
+import weakref
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,8 @@ from pretend import device
 counts: Counter[str] = Counter()
 """Captures, replays, and recorded operations."""
 _pools: dict[int, list["Graph"]] = {}
+_holders: dict[int, list[weakref.ref]] = defaultdict(list)
+"""By the address of its memory, tensors of the device that hold what was made in a capture."""
 
 
 class _Elsewhere:
@@ -45,6 +49,26 @@ class Graph:
         self.results: list[torch.Tensor] = []
         self.own: set[int] = set()
         self.pool = -1
+        self.found: set[int] = set()
+        """Memory of other graphs of the pool that was held when the capture began."""
+        self.left: set[int] = set()
+        """That which still was when it ended."""
+
+    def holds(self, tensor: torch.Tensor) -> None:
+        """Note a tensor of the device that was made during the capture."""
+        _holders[_memory(tensor.inner)].append(weakref.ref(tensor))  # type: ignore[attr-defined]
+
+    def held(self) -> set[int]:
+        """The memory of results of other graphs of the pool that somebody holds."""
+        known = {_memory(x) for other in _pools[self.pool] if other is not self for x in other.results}
+        return {memory for memory in known if any(holder() is not None for holder in _holders[memory])}
+
+    def spoil(self, kept: set[int]) -> None:
+        """Write over the results of the other graphs of the pool, but for this memory."""
+        for other in _pools[self.pool]:
+            for x in other.results if other is not self else ():
+                if _memory(x) not in kept:
+                    x.fill_(float("nan") if x.is_floating_point() else 1)
 
     def record(self, func: Any, given: Any, found: Any, view: bool) -> None:
         """Note an operation on inner tensors. A view is an address only: whoever reads it is described by its own."""
@@ -54,19 +78,19 @@ class Graph:
         if func is torch.ops.aten.fill_.Tensor:  # `x[:] = 0`: a number of the host
             inputs[1] = inputs[1].clone()
             given = ((inputs[0], inputs[1]), {})
-            self.own.add(inputs[1].untyped_storage()._cdata)
+            self.own.add(_memory(inputs[1]))
         described = device.mapped(self._described, given)
         new = [x for x in results if not any(x is y for y in inputs)]
-        storages = {x.untyped_storage()._cdata for x in inputs}
+        storages = {_memory(x) for x in inputs}
         for x in new:
-            if x.untyped_storage()._cdata not in storages:
-                self.own.add(x.untyped_storage()._cdata)
+            if _memory(x) not in storages:
+                self.own.add(_memory(x))
                 self.results.append(x)
         if func.overloadpacket.__name__ not in device._NO_KERNEL:
             self.operations.append((func, described, [x if any(x is y for y in new) else None for x in results]))
 
     def _described(self, x: torch.Tensor) -> Any:
-        return x if x.untyped_storage()._cdata in self.own else _Elsewhere(x)
+        return x if _memory(x) in self.own else _Elsewhere(x)
 
     def refuse(self, why: str) -> None:
         """Raise what CUDA raises for what a capture cannot hold."""
@@ -77,14 +101,17 @@ class Graph:
         counts["replays"] += 1
         device.note("kernels", "graph replay")
         with torch.inference_mode():
-            for other in _pools[self.pool]:
-                for x in other.results if other is not self else ():
-                    x.fill_(float("nan") if x.is_floating_point() else 0)
+            self.spoil(self.found)
             for func, given, outs in self.operations:
                 args, kwargs = device.mapped(_Elsewhere.tensor, given, _Elsewhere)
                 for out, x in zip(outs, device.tensors_of(func(*args, **kwargs)), strict=True):
                     if out is not None and out is not x:
                         out.copy_(x)
+            self.spoil(self.left)
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata
 
 
 class _Stream:
@@ -117,11 +144,13 @@ def _capture(graph: Graph, pool: Any = None, stream: Any = None, **_: Any) -> It
     graph.pool = pool if pool is not None else id(graph)
     _pools.setdefault(graph.pool, []).append(graph)
     counts["captures"] += 1
+    graph.found = graph.held()
     device.captures.append(graph)
     try:
         yield
     finally:
         device.captures.pop()
+        graph.left = graph.held()
         counts["operations"] += len(graph.operations)
 
 

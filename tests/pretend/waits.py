@@ -5,7 +5,8 @@
 On the pretended device, with the embedded models in float32, greedy, OPT-Tree of 60 nodes. A wait is a read by the host
 or an upload that blocks; each costs a round trip, during which the device has nothing to do. A launch is a kernel, a
 copy or the replay of a graph; captured, as `compile=True` makes the pair, a forward is one replay. A second table has
-the steps that stay on the device (`opt_tree.tools.on_device`), of the drafters that can.
+the steps that stay on the device (`opt_tree.tools.on_device`), of the drafters that can; idle are waits of these behind
+which nothing was launched.
 """
 
 import sys
@@ -44,6 +45,8 @@ class Waits(NamedTuple):
     uploads: float
     draft_launches: float
     verify_launches: float
+    idle: float = 0
+    """Waits of steps on the device behind which nothing was launched."""
 
 
 def pair_with(spec: str, captured: bool = False) -> Any:
@@ -82,7 +85,8 @@ def measure_on_device(pair: Any, sampling: Any = None) -> Waits:
         list(islice(decoder.steps(prompt, 200, sampling, stop=None), 2 * STEPS + 2))
     layers, log = counted(decoder, prompt, sampling)
     assert decoder.taken.keys() == {"device"}, decoder.taken
-    return Waits(layers, log.waits / STEPS, log.uploads.total() / STEPS, log.kernels.total() / STEPS, 0)
+    counts = log.waits, log.uploads.total(), log.kernels.total(), 0, log.idle
+    return Waits(layers, *(count / STEPS for count in counts))
 
 
 def counted(decoder: Any, prompt: list[int], sampling: Any) -> tuple[float, Log]:
@@ -104,11 +108,14 @@ def main() -> None:
             f"{number:.0f}" for number in (*found[3:], *captured[3:])
         ]
         print(f"| {name} | {' | '.join(numbers)} |", flush=True)
-    heads = ["on the device", "draft forwards", "waits", "uploads", "launches", "captured: launches"]
+    heads = ["on the device", "draft forwards", "waits", "idle", "uploads", "launches"]
+    heads += ["captured: waits", "idle", "launches"]
     print(f"\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name in [name for name in sys.argv[1:] or DRAFTERS if name in ON_DEVICE]:
         found, captured = (measure_on_device(pair_with(DRAFTERS[name], kind)) for kind in (False, True))
-        numbers = [f"{number:.1f}" for number in found[:3]] + [f"{one.draft_launches:.0f}" for one in (found, captured)]
+        numbers = [found.layers, found.waits, found.idle, found.uploads, found.draft_launches]
+        numbers = [f"{number:.1f}" for number in numbers[:4]] + [f"{numbers[4]:.0f}"]
+        numbers += [f"{number:.1f}" for number in (captured.waits, captured.idle, captured.draft_launches)]
         print(f"| {name} | {' | '.join(numbers)} |", flush=True)
 
 
