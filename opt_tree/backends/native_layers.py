@@ -70,13 +70,17 @@ class NativeLayer:
         self.linears = [getattr(self.attention, name) for name in _ATTENTION]
         self.gated, self.act = [getattr(self.mlp, name) for name in _GATED], self.mlp.act_fn
         self.own = [getattr(self.attention, name, None) for name in _OWN_NORMS]
-        first, second = map(_eps, self.norms)
-        self.same_eps = len({first, second, *(_eps(norm) for norm in self.own if norm is not None)}) == 1
-        self.eps = first
+        norms = [*self.norms, *(norm for norm in self.own if norm is not None)]
+        self.eps = _eps(norms[0])
+        self.size: Any = getattr(self.attention, "head_dim", None)
+        kinds = {norm.weight.dtype for norm in norms} | {linear.dtype for linear in (*self.linears, *self.gated)}
+        whole = isinstance(self.size, int) and self.size % 16 == 0
+        self.is_made_for = whole and len({_eps(norm) for norm in norms}) == len(kinds) == 1 and kinds <= _NEAR.keys()
 
     def __call__(self, hidden_states: Tensor, **given: Any) -> Any:
-        angles, attend = given.get("position_embeddings"), self._attend
-        if angles is None or attend is None or not self._is_as_it_was() or not _KNOWN.issuperset(given):
+        angles: Any = given.get("position_embeddings")
+        attend, turned = self._attend, angles is not None and angles[0].shape[-1] == self.size
+        if not turned or attend is None or not self._is_as_it_was() or not _KNOWN.issuperset(given):
             return type(self.layer).forward(self.layer, hidden_states, **given)
         query, key, value = self.before_attention(hidden_states, angles)
         if (cache := given.get("cache", given.get("past_key_values"))) is not None:
@@ -108,9 +112,10 @@ class NativeLayer:
         """
         q, k, v, _ = map(_weights, self.linears)
         own = [None if norm is None else norm._parameters["weight"] for norm in self.own]
-        counts = (linear.out_features // angles[0].shape[-1] for linear in self.linears[:2])
+        counts = (linear.out_features // self.size for linear in self.linears[:2])
+        cos, sin = (one.contiguous() for one in angles)
         compute: Any = torch.ops.opt_tree.quantised_queries
-        return compute.default(x, self.norms[0]._parameters["weight"], self.eps, *q, *k, *v, *own, *angles, *counts)
+        return compute.default(x, self.norms[0]._parameters["weight"], self.eps, *q, *k, *v, *own, cos, sin, *counts)
 
     def behind_attention(
         self, attended: Float[Tensor, "texts rows inputs"], x: Float[Tensor, "texts rows hidden"]
@@ -134,9 +139,9 @@ class NativeLayer:
     @torch.inference_mode()
     def is_near(self) -> bool:
         """Whether it answers as the layer's own code does, over some random rows behind each other."""
-        size, norm = getattr(self.attention, "head_dim", None), self.norms[0].weight
-        if not self.same_eps or norm.dtype not in _NEAR or not isinstance(size, int) or size % 16:
+        if not self.is_made_for:
             return False
+        size, norm = self.size, self.norms[0].weight
         numbers = torch.Generator().manual_seed(0)
         rows = torch.randn(2, _ROWS, self.linears[0].in_features, generator=numbers).to(norm.dtype)
         turns = torch.randn(2, _ROWS, size // 2, generator=numbers).repeat(1, 1, 2)

@@ -117,6 +117,22 @@ def test_a_layer_with_another_eps_in_a_norm_is_left_alone() -> None:
     assert compute_natively(made) == 0
 
 
+def test_a_layer_whose_norms_have_another_dtype_is_left_alone() -> None:
+    made = model("Qwen3", torch.bfloat16, num_hidden_layers=1)
+    made.model.layers[0].self_attn.q_norm.float()
+    assert compute_natively(made) == 0
+
+
+def test_angles_of_a_part_of_a_head_go_to_the_layers_own_code() -> None:
+    """Taken for those of a whole head they would be those of twice as many heads, in silence."""
+    made = model("Llama", num_hidden_layers=1, hidden_size=128)
+    compute_natively(made)
+    (layer,) = layers(made)
+    x, angles = torch.ones(1, 3, 128), (torch.ones(1, 3, 16), torch.ones(1, 3, 16))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        layer(x, position_embeddings=angles)
+
+
 @pytest.mark.parametrize("kind", TAKEN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_rows_bits_are_its_own(kind: str, dtype: torch.dtype) -> None:
