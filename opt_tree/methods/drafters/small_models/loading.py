@@ -24,6 +24,7 @@ from opt_tree.models.checkpoints import (
     check_finite,
     find_file,
     load_causal_lm,
+    load_config,
     load_tokenizer,
     refused,
 )
@@ -71,6 +72,7 @@ def _load_trimmed(folder: str, target: AnyLM, options: DrafterOptions) -> Drafte
 def _loaded(path: str, target: AnyLM, options: DrafterOptions, listed: str | None) -> Drafter:
     """Load the model at `path`, with the draft vocabulary of the folder `listed`; None: with all its tokens."""
     shared, common = None, None
+    load_config(path)  # whose every value is read here, also those that a dtype of the caller's would pass over
     if options.tokenizer is not None and not same_files(options.tokenizer, path):
         own = load_tokenizer(path)
         if same_tokens(options.tokenizer, own):
