@@ -1,5 +1,5 @@
-// Linear layers whose weights have eight or four bits. Every output bit is a function of a row and of the weights: not of
-// how many rows there are, nor of threads.
+// Linear layers whose weights have eight or four bits, and decoder layers made of them. Every output bit is a function of a
+// row and of the weights: not of how many rows there are, nor of threads.
 //
 //   numbers   of a row, in groups of 32: q = round(x / s) with s = (the group's largest |x|) / 127
 //   weights   of an output and a group: w = d * (u - 128) with eight bits, w = d * u + m with four; d and m are half precision
