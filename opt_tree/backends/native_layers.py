@@ -139,7 +139,7 @@ class NativeLayer:
     @torch.inference_mode()
     def is_near(self) -> bool:
         """Whether it answers as the layer's own code does, over some random rows behind each other."""
-        if not self.is_made_for:
+        if not self.is_made_for or self._attend is None:
             return False
         size, norm = self.size, self.norms[0].weight
         numbers = torch.Generator().manual_seed(0)

@@ -129,8 +129,8 @@ inline void narrow(const FewInts (&x)[GROUP / FEW], int8_t* to) {
 }
 
 // One number of eight: their sum, or the largest.
-template <class Both>
-inline int32_t folded(FewInts x, Both both) {
+template <class Eight, class Both>
+inline auto folded(Eight x, Both both) {
     x = both(x, __builtin_shuffle(x, FewInts{4, 5, 6, 7}));
     x = both(x, __builtin_shuffle(x, FewInts{2, 3}));
     return both(x, __builtin_shuffle(x, FewInts{1}))[0];
@@ -435,10 +435,7 @@ template <class From, class Real>
 void norm(const From* x, const Real* weight, int64_t size, double eps, float* to) {
     Few sum{};
     for (int64_t i = 0; i < size; i += FEW) sum += eight(x + i) * eight(x + i);
-    float total = 0;
-    for (int half = FEW / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
-    total = sum[0];
+    const float total = folded(sum, [](Few a, Few b) { return a + b; });
     const float scale = 1 / std::sqrt(total / float(size) + float(eps));
     for (int64_t i = 0; i < size; i += FEW) {
         const Few y = eight(x + i) * scale * eight(weight + i);

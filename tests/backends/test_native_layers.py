@@ -111,6 +111,12 @@ def test_a_layer_that_answers_otherwise_is_left_alone(
     assert compute_natively(made) == 0
 
 
+def test_a_layer_with_an_attention_of_its_own_is_left_alone() -> None:
+    made = model("Llama", num_hidden_layers=1)
+    made.set_attn_implementation("eager")
+    assert compute_natively(made) == 0
+
+
 def test_a_layer_with_another_eps_in_a_norm_is_left_alone() -> None:
     made = model("Qwen2", num_hidden_layers=1)
     made.model.layers[0].post_attention_layernorm.variance_epsilon = 0.5

@@ -102,7 +102,7 @@ def test_a_processor_without_its_instructions_computes_the_same(tmp_path: Path, 
     subprocess.run([*kernels.command(file, made), *f"-march={processor}".split()], check=True)
     torch.ops.load_library(str(made))
     for bits in (8, 4):
-        for rows in (1, 7):
+        for rows in (1, 2, 5, 6, 7, 13):  # blocks of one to six rows, side by side
             x, packed = problem(rows, bits, rows)
             found = getattr(torch.ops, name).quantised_linear(x, packed, None, 70)
             assert torch.equal(bits_of(found), bits_of(multiply(x, packed, None, 70)))
