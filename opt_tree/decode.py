@@ -12,12 +12,11 @@ import numpy as np
 
 from opt_tree.answers import LogProbs
 from opt_tree.drafter import Drafter
-from opt_tree.emitted import refusal, without_choice
+from opt_tree.emitted import Recorder, refusal, without_choice
 from opt_tree.grow import Asking, answer_of, grow, layers_left, warn_of_end
-from opt_tree.history import History
 from opt_tree.policy import TreePolicy, check_grows
+from opt_tree.processors import History
 from opt_tree.random import Random
-from opt_tree.recorder import Recorder
 from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Target, Work

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from opt_tree.decode import Run, check_policies, next_step, prefill
 from opt_tree.drafter import Drafter
+from opt_tree.emitted import Recorder, recorder_of
 from opt_tree.errors import require
 from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt, warn_of_settings
 from opt_tree.grow import Asking
 from opt_tree.grow import run as run_alone
 from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
-from opt_tree.recorder import Recorder, recorder_of
 from opt_tree.sampling import Sampling
 from opt_tree.step import Step
 from opt_tree.stop import Stop, StopRule, ends_of, rule_for

@@ -10,44 +10,14 @@ from numbers import Real
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-from transformers.generation import logits_process
 
 from opt_tree.answers import log_probs_of
 from opt_tree.errors import require
-from opt_tree.history import History
-from opt_tree.top_p import cut
+from opt_tree.processors import History, asked, by_row, check_stateless, history_of, is_foreign
 from opt_tree.tree import Tree, on_host
-
-# Processors whose output depends on the logits row alone; everything else is shown the row's own history.
-_MEMORYLESS = tuple(
-    getattr(logits_process, name)
-    for name in (
-        "TemperatureLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "MinPLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "TopHLogitsWarper",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "SuppressTokensLogitsProcessor",
-    )
-    if hasattr(logits_process, name)
-)
-# These keep state between calls (a second model's cache, a random seed per call): one call a node would corrupt it.
-_STATEFUL = tuple(
-    getattr(logits_process, name)
-    for name in ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
-    if hasattr(logits_process, name)
-)
-# Read and found to advance one state a call. What is not listed is caught by its answers, see `_by_history`.
-_STATEFUL_MODULES = ("xgrammar.contrib.hf",)
-_EXACT = "FromHistory makes a grammar exact (docs/limits.md)"
 
 
 @dataclass(frozen=True)
@@ -77,14 +47,7 @@ class Sampling:
         if not 0 <= self.top_k < np.inf or self.top_k != int(self.top_k):
             raise ValueError(f"top_k must be 0 (off) or more, and whole, got {self.top_k}")
         for processor in self.processors:
-            if isinstance(processor, _STATEFUL):
-                raise ValueError(
-                    f"{type(processor).__name__} keeps state between calls: it cannot judge a tree of nodes"
-                )
-            if type(processor).__module__.startswith(_STATEFUL_MODULES):
-                raise ValueError(
-                    f"{named(processor)} advances one state a call, and a tree asks about many rows: {_EXACT}"
-                )
+            check_stateless(processor)
 
     @property
     def greedy(self) -> bool:
@@ -111,7 +74,7 @@ class Sampling:
         warpers = self.warpers()
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32), copy=bool(warpers))
         for process in warpers:
-            scores = _by_row(process, scores)
+            scores = by_row(process, scores)
         return log_probs_of(scores)
 
     def process(
@@ -125,7 +88,7 @@ class Sampling:
         """
         if self.greedy and not self.processors:
             return logits
-        return self._process(logits, Histories(tree, context, logits.device), range(len(tree)))
+        return self.process_rows(logits, tree, history_of(context), range(len(tree)))
 
     def processed(self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int] | History) -> "Logits":
         """Return the same for a verifier, which may need few of the rows: on the host each when it is asked for.
@@ -134,22 +97,20 @@ class Sampling:
         a processor that nothing is known of: one that keeps state shows it over several rows.
         """
         needed = bool(self.processors) or not self.greedy
-        if needed and on_host(logits) and not any(map(_is_foreign, self.processors)):
-            return LazyLogits(self, logits, tree, context)
-        return self.process(logits, tree, context)
+        if not needed or not on_host(logits) or any(map(is_foreign, self.processors)):
+            return self.process(logits, tree, context)
+        history = history_of(context)
+        return LazyLogits(logits.shape, lambda row: self.process_rows(logits[row : row + 1], tree, history, [row])[0])
 
-    def _process(
-        self, logits: Float[Tensor, "rows vocab"], histories: "Histories", rows: Sequence[int]
+    def process_rows(
+        self, logits: Float[Tensor, "rows vocab"], tree: Tree, history: History, rows: Sequence[int]
     ) -> Float[Tensor, "rows vocab"]:
         """Process the logits of these rows of the tree."""
         steps: list[Callable] = [*self.processors, *self.warpers()]
         if steps or not self.greedy:
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         for process in steps:
-            if isinstance(process, _MEMORYLESS):
-                logits = _by_row(process, logits)
-            else:
-                logits = _by_history(process, histories, rows, logits)
+            logits = asked(process, logits, tree, history, rows)
         return logits
 
 
@@ -160,12 +121,8 @@ class LazyLogits:
     four of them.
     """
 
-    def __init__(
-        self, sampling: Sampling, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int] | History
-    ) -> None:
-        self.shape = logits.shape
-        self._sampling, self._logits = sampling, logits
-        self._histories = Histories(tree, context, logits.device)
+    def __init__(self, shape: Sequence[int], compute: Callable[[int], Float[Tensor, " vocab"]]) -> None:
+        self.shape, self._compute = shape, compute
         self._known: dict[int, Float[Tensor, " vocab"]] = {}
 
     def __len__(self) -> int:
@@ -173,8 +130,7 @@ class LazyLogits:
 
     def __getitem__(self, row: int) -> Float[Tensor, " vocab"]:
         if row not in self._known:
-            one = self._logits[row : row + 1]
-            self._known[row] = self._sampling._process(one, self._histories, [row])[0]
+            self._known[row] = self._compute(row)
         return self._known[row]
 
 
@@ -185,60 +141,3 @@ Logits = Float[Tensor, "rows vocab"] | LazyLogits
 def whole(logits: Logits) -> Float[Tensor, "rows vocab"]:
     """All rows, for whoever needs nearly every one."""
     return torch.stack([logits[row] for row in range(len(logits))]) if isinstance(logits, LazyLogits) else logits
-
-
-class Histories:
-    """The token history of each row: the context and the path down to the row; valid until another one is asked for."""
-
-    def __init__(self, tree: Tree, context: list[int] | History, device: torch.device) -> None:
-        self._tree, self._device = tree, device
-        self._context = context if isinstance(context, History) else History(context)
-
-    def __getitem__(self, row: int) -> Int[Tensor, "1 length"]:
-        return self._context.ids(self._device, self._tree.tokens[self._tree.path_to(row)[1:]].tolist())
-
-
-def _by_row(process: Callable, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-    """Ask a processor that needs no history; the rows are ours to overwrite."""
-    if type(process) is TopPLogitsWarper:
-        return cut(process, logits)
-    return process(None, logits)
-
-
-def _by_history(
-    process: Callable, histories: Histories, rows: Sequence[int], logits: Float[Tensor, "rows vocab"]
-) -> Float[Tensor, "rows vocab"]:
-    """Ask a processor about every row, with the row's own history."""
-    foreign = _is_foreign(process) and len(rows) > 1
-    first = logits[:1].clone() if foreign else None
-    answers: list[Tensor] = []
-    try:
-        for place, row in enumerate(rows):
-            answers.append(process(histories[row], logits[place : place + 1]))
-        again = process(histories[rows[0]], first) if foreign else answers[0]
-    except Exception as error:
-        if not foreign:
-            raise
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(
-            f"{named(process)} failed on row {rows[len(answers)]} of a tree ({why}); "
-            f"if it keeps state between calls: {_EXACT}"
-        ) from error
-    if not bool(((again == answers[0]) | (again.isnan() & answers[0].isnan())).all()):
-        raise ValueError(f"{named(process)} answers the same history in two ways: it keeps state; {_EXACT}")
-    return answers[0] if len(answers) == 1 else torch.cat(answers)
-
-
-def _is_foreign(process: Callable) -> bool:
-    """Whether nothing is known of a processor: the caller's own, or transformers' around a function of the caller's.
-
-    One that says `of_history` is a function of the ids and the scores, whatever it was asked before.
-    """
-    if isinstance(process, logits_process.PrefixConstrainedLogitsProcessor):
-        return True
-    return not (getattr(process, "of_history", False) or (type(process).__module__ or "").startswith("transformers."))
-
-
-def named(process: Callable) -> str:
-    """A processor by its module and class, for a message."""
-    return f"{type(process).__module__}.{type(process).__name__}"

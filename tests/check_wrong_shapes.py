@@ -7,7 +7,7 @@ from jaxtyping import TypeCheckError
 
 from opt_tree import Sampling, Tree
 from opt_tree.answers import probs_of
-from opt_tree.sampling import _by_row
+from opt_tree.processors import by_row
 from opt_tree.tree import ancestor_mask
 
 
@@ -27,4 +27,4 @@ def test_sizes_that_have_one_name_are_equal() -> None:
 
 def test_what_is_returned() -> None:
     with pytest.raises(TypeCheckError, match="return value"):
-        _by_row(lambda ids, scores: scores[:, :2], torch.ones(2, 3))
+        by_row(lambda ids, scores: scores[:, :2], torch.ones(2, 3))

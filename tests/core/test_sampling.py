@@ -21,7 +21,7 @@ from transformers import (
 from transformers.generation import logits_process
 
 from opt_tree import Decoder, OptTree, Sampling, Static, TopK, Tree
-from opt_tree import sampling as sampling_module
+from opt_tree import processors as processors_module
 from opt_tree.answers import LogProbs
 from opt_tree.sampling import LazyLogits, whole
 
@@ -127,7 +127,7 @@ MEMORYLESS = [(name, options) for name, options in KNOWN if hasattr(logits_proce
 
 def test_every_processor_taken_as_memoryless_is_tried_below() -> None:
     listed = {getattr(logits_process, name) for name, _ in MEMORYLESS}
-    assert set(sampling_module._MEMORYLESS) == listed
+    assert set(processors_module._MEMORYLESS) == listed
 
 
 @pytest.mark.parametrize(("name", "options"), MEMORYLESS, ids=[name for name, _ in MEMORYLESS])

@@ -19,11 +19,11 @@ from opt_tree import (
     custom_generate,
     generate_batch,
 )
+from opt_tree.emitted import Recorder
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.block_verification import block
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.traversal_verification import traversal
-from opt_tree.recorder import Recorder
 from opt_tree.tools.presets import plain
 
 PROMPT = prompt(12)

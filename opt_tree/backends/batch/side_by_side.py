@@ -18,10 +18,10 @@ from torch import Tensor
 
 from opt_tree.backends.batch import scheduler, shared_forwards
 from opt_tree.decoder import Decoder
+from opt_tree.emitted import recorder_of
 from opt_tree.errors import counted, require
 from opt_tree.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt, warn_of_settings
 from opt_tree.grow import Asking, run
-from opt_tree.recorder import recorder_of
 from opt_tree.sampling import Sampling
 from opt_tree.stop import Stop, StopRule, rule_for
 

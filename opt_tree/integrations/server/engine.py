@@ -17,11 +17,11 @@ from torch import Tensor
 from opt_tree.backends.batch import scheduler, shared_forwards
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
+from opt_tree.emitted import Recorder
 from opt_tree.errors import counted
 from opt_tree.generation import Generation
 from opt_tree.grow import Asking
 from opt_tree.policy import TreePolicy
-from opt_tree.recorder import Recorder
 from opt_tree.sampling import Sampling
 from opt_tree.stop import Stop
 from opt_tree.target import Target
