@@ -152,8 +152,7 @@ def next_step(run: Run, policy: TreePolicy) -> Asking[Step]:
     chosen = policy.choose(run.context, root)
     if chosen not in policy.policies:
         raise ValueError(f"{type(policy).__name__} chose a policy that is not one of its own: {chosen}")
-    judge = run.verify if chosen.verifier is None or run.sampling.greedy else chosen.verifier
-    outcome = yield from decode_step(run, chosen, judge, root)
+    outcome = yield from decode_step(run, chosen, run.verify, root)
     begin, drafted, verified, committed = run.laps
     drafting, scoring = run.draft_work - before[0], run.target.work - before[1]
     times = StepTimes(
@@ -171,17 +170,12 @@ def next_step(run: Run, policy: TreePolicy) -> Asking[Step]:
 
 def check_policies(policy: TreePolicy, drafter: Drafter | None, verifier: Verifier, lossy: bool) -> None:
     """Raise TypeError unless all that a policy may choose grow trees that can be drafted and judged here."""
-    if policy.verifier is not None and policy not in policy.policies:
-        raise TypeError(f"{type(policy).__name__} chooses policies: a verifier of its own belongs to each of these")
     for known in policy.policies:
         check_grows(known)
         if known.max_depth == 0:
             continue  # without children any verifier is exact
+        check(verifier, known.children, lossy)
         name = type(known).__name__
-        judge = verifier if known.verifier is None else known.verifier
-        if not isinstance(judge, Verifier):
-            raise TypeError(f"{name} is to be judged by {judge!r}, which is no verifier")
-        check(judge, known.children, lossy)
         if drafter is None:
             raise TypeError(f"{name} needs a drafter")
         if drafter.names_few and known.children.sampled:

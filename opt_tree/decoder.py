@@ -38,8 +38,7 @@ class Decoder:
         drafter: what proposes tokens; None for plain decoding.
         policy: the tree policy of every step, or a controller, which chooses one for each; all that it may choose are
             checked.
-        verifier: who judges above temperature 0, unless the policy of the step names its own. At temperature 0 it is
-            `greedy`.
+        verifier: who judges above temperature 0. At temperature 0 it is `greedy`.
         lossy: whether a verifier is admitted that does not keep the target's distribution.
 
     A target serves one generation at a time: beginning another one on the same target ends the first. Threads that
@@ -242,9 +241,7 @@ class Decoder:
         end = self.target.max_context
         if max_new_tokens is not None:
             end = min(end, len(context) + max_new_tokens)
-        for judge in (self.verifier, *(known.verifier for known in self.policy.policies)):
-            if judge is not None:
-                check_temperature(judge, sampling.temperature)
+        check_temperature(self.verifier, sampling.temperature)
         verifier = greedy if sampling.greedy else self.verifier
         require(bool, reuse=reuse)
         return Run(self.target, context, end, sampling, random, self.drafter, verifier, reuse)

@@ -5,7 +5,7 @@ Also what a controller is: a policy that chooses another one before each step.
 
 from functools import cached_property
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
@@ -57,8 +57,6 @@ class TreePolicy:
         def max_depth(self) -> int:
             """Layers it drafts at most; 0 is the empty tree, that is plain decoding."""
 
-    verifier: Any = None
-    """Who judges its trees above temperature 0 (a `Verifier`); None: the decoder's."""
     features: tuple[int, ...] = ()
     """Layers of the target whose hidden states it reads (see `Target.watch`)."""
     reads_root: bool = False

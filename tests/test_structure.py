@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "methods/policies": {"core", "methods", "methods/children"},
     "methods/verifiers": {"core", "methods", "methods/children"},
     "methods/drafters": {"core", "system", "models", "methods"},
-    "methods/controllers": {"core", "models", "methods", "methods/policies", "methods/verifiers"},
+    "methods/controllers": {"core", "models", "methods", "methods/policies", "methods/verifiers", "methods/drafters"},
     "tools": {"core", "system", "backends", "models", *{"methods", *(f"methods/{name}" for name in FAMILIES)}},
     "integrations": {"core", "system", "backends", "models", "methods/policies", "methods/drafters", "tools"},
     "training": {"core", "system", "models", *(f"methods/{name}" for name in FAMILIES), "tools"},

@@ -120,7 +120,7 @@ class DeviceDecoder(Decoder):
             return self._refusal
         if run.sampling.processors:
             return "logits processors look at each row's history"
-        if (run.verify if run.sampling.greedy else self.policy.verifier or run.verify) not in (greedy, match):
+        if run.verify not in (greedy, match):
             return f"verifier {run.verify.__name__} judges on the host"
         return cast(TensorDrafter, self._tensors()).why_not(run.context)
 

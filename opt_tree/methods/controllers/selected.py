@@ -4,94 +4,44 @@ Owns the controller. The network is `selector.py`'s.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.answers import LogProbs, log_probs_of
-from opt_tree.children import Children
 from opt_tree.methods.controllers.selector import RootFacts, Selector
+from opt_tree.methods.drafters.seen import Seen
 from opt_tree.policy import TreePolicy
-from opt_tree.pool import CandidatePool
 from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
 from opt_tree.tree import fetch
-from opt_tree.verify import Verifier
 
 LAST = -1
 _MOST = 20.0
 """Divergences are cut there: a drafter may lack tokens that the target has."""
 
 
-@dataclass(frozen=True)
-class JudgedPolicy(TreePolicy):
-    """The tree of a policy, and who judges it above temperature 0."""
-
-    policy: TreePolicy
-    verifier: Verifier
-
-    @property
-    def children(self) -> Children:
-        return self.policy.children
-
-    @property
-    def max_depth(self) -> int:
-        return self.policy.max_depth
-
-    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        return self.policy.expand(pool)
-
-    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
-        return self.policy.select(pool)
-
-
-@runtime_checkable
-class HasNoted(Protocol):
-    """What a model left of one token."""
-
-    @property
-    def state(self) -> Float[Tensor, "1 hidden"]: ...
-
-    @property
-    def logits(self) -> Float[Tensor, "1 columns"]: ...
-
-
-@runtime_checkable
-class DrafterSight(Protocol):
-    """What a selector sees of the drafter; `opt_tree.methods.drafters.seen` has it."""
-
-    @property
-    def before(self) -> HasNoted | None:
-        """Of the token before the root."""
-
-    @property
-    def rows(self) -> Sequence[HasNoted]:
-        """Of the root first."""
-
-
 class SelectedTree(TreePolicy):
     """Chooses the tree of each step by a selector, from what the models said before: the action of largest logit.
 
-    Nothing has been drawn when it chooses, and the verifier is exact for each of the trees, so the output is.
+    Nothing has been drawn when it chooses, and the verifier is exact for each of the trees, so the output is. It was
+    trained for one verifier, `selector.choice.judge`: the decoder is given that.
 
         drafter = Seen(pair.drafter)
         selector = Selector.load("trees", pair.target, drafter.models[0])
-        decoder = Decoder(pair.target, drafter, SelectedTree(selector, drafter))
+        decoder = Decoder(pair.target, drafter, SelectedTree(selector, drafter), selector.choice.judge)
         decoder.generate(pair.encode("Why is the sky blue?"), sampling=Sampling(1.0)).mean_acceptance_length
     """
 
     features = (LAST,)
     reads_root = True
 
-    def __init__(self, selector: Selector, seen: DrafterSight) -> None:
+    def __init__(self, selector: Selector, seen: Seen) -> None:
         self.selector, self.seen = selector, seen
-        self.policies = tuple(JudgedPolicy(action.policy, selector.choice.judge) for action in selector.choice.actions)
+        self.policies = tuple(action.policy for action in selector.choice.actions)
         self._target: tuple[Tensor, Tensor] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SelectedTree":

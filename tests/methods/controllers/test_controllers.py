@@ -30,15 +30,12 @@ from opt_tree.answers import LogProbs
 from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.controllers.beta_length import BetaLength
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength
-from opt_tree.methods.controllers.selected import JudgedPolicy
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.naive_tree import naive
-from opt_tree.methods.verifiers.recursive_rejection import without_replacement
-from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Output
 from opt_tree.tools.presets import plain
@@ -112,32 +109,6 @@ def test_a_choice_that_peeks_at_what_is_drawn_does_not():
     assert max(abs(found[text] - p) for text, p in expected.items()) > 0.01
     # The same policies chosen blindly are exact.
     assert emitted(lambda random: Scheduled([Sampled.chain(1)]), naive) == pytest.approx(expected, abs=1e-12)
-
-
-class PeekingJudge(TreePolicy):
-    """Draws two children before it chooses, and lets them decide who judges them."""
-
-    reads_root = True
-
-    def __init__(self, random: Random) -> None:
-        self.random = random
-        self.policies = tuple(JudgedPolicy(Sampled.chains(2, 1), judge) for judge in (naive, multi_round))
-
-    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
-        drawn = self.random.iid(root.values.softmax(-1), 2)
-        self.random.iid = lambda probs, k: drawn
-        return self.policies[int(drawn[0, 1] == 0)]
-
-
-@pytest.mark.slow
-def test_a_verifier_may_be_chosen_blindly_but_not_by_what_was_drawn():
-    expected = target_probs()
-    trees = [JudgedPolicy(Sampled.chains(2, 1), judge) for judge in (naive, multi_round)]
-    for order in (trees, trees[::-1]):
-        found = emitted(lambda random, order=order: Scheduled(order), traversal)
-        assert found == pytest.approx(expected, abs=1e-12)
-    found = emitted(PeekingJudge, naive)
-    assert max(abs(found[text] - p) for text, p in expected.items()) > 0.001
 
 
 @pytest.fixture
@@ -234,8 +205,6 @@ def test_what_is_wrong_is_said(target):
         Decoder(target, None, Scheduled([Static.empty(), OptTree()]))
     with pytest.raises(ValueError, match="at least one policy"):
         Scheduled([])
-    with pytest.raises(TypeError, match="without_replacement is not exact for children of type IID"):
-        Decoder(target, drafter, Scheduled([JudgedPolicy(Sampled.chain(2), without_replacement)]), traversal)
     with pytest.raises(ValueError, match="Undeclared chose a policy that is not one of its own: Eagle2"):
         Decoder(target, drafter, Undeclared([OptTree()])).generate(prompt(4), 4)
 
@@ -289,12 +258,6 @@ class Bare(TreePolicy):
     """No children, no depth: nothing that grows."""
 
 
-class OwnJudge(Scheduled):
-    """Names who judges on itself, where nobody looks, and not on its policies."""
-
-    verifier = staticmethod(multi_round)
-
-
 def test_a_controller_stands_only_where_a_policy_chooses():
     """What grows no tree is refused where trees are grown, before anything is decoded."""
     target, drafter = TableTarget(TARGET, VOCAB), TableDrafter(DRAFTER)
@@ -311,7 +274,3 @@ def test_a_controller_stands_only_where_a_policy_chooses():
             grown()
     with pytest.raises(TypeError, match="Bare grows no tree: it has no children"):
         Decoder(target, drafter, Bare())
-    with pytest.raises(TypeError, match="OwnJudge chooses policies: a verifier of its own belongs to each of these"):
-        Decoder(target, drafter, OwnJudge([Sampled.chain(2)]), multi_round)
-    with pytest.raises(TypeError, match="JudgedPolicy is to be judged by 5, which is no verifier"):
-        Decoder(target, drafter, JudgedPolicy(OptTree(3), 5))

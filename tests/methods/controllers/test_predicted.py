@@ -157,12 +157,12 @@ class Features(TableTarget):
 
 
 def emitted_law(controller, verifier, chosen) -> dict[Text, float]:
-    """The exact law of a first token over tables; `chosen` gets each policy that was taken, with who judged it."""
+    """The exact law of a first token over tables; `chosen` gets each policy that was taken."""
     decoder = Decoder(Features(hashed_laws(1, 3), 3), TableDrafter(hashed_laws(2, 3)), controller, verifier)
 
     def first(random: EnumeratingRandom) -> Text:
         step = next(decoder.steps([0, 2], 8, Sampling(1.0), random))
-        chosen.add((step.policy, (step.policy.verifier or verifier).__name__))
+        chosen.add(step.policy)
         return tuple(step.tokens[:1])
 
     with unchecked():

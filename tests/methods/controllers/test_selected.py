@@ -19,7 +19,6 @@ from opt_tree.methods.drafters.seen import Noted, Seen
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
-from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.methods.verifiers.walks import block_efficiency
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.step import Outcome
@@ -114,7 +113,7 @@ def test_a_comb_holds_nothing_else_and_its_expectations_are_those_of_its_parts()
 
 def emitted_law(controller: SelectedTree, chosen: set) -> dict:
     """The exact law of a first token over tables; `chosen` gets each policy that was taken."""
-    decoder = Decoder(Features(hashed_laws(1, 3), 3), controller.seen, controller, naive)
+    decoder = Decoder(Features(hashed_laws(1, 3), 3), controller.seen, controller, multi_round)
 
     def first(random):
         step = next(decoder.steps([0, 2], 8, Sampling(1.0), random))
@@ -156,7 +155,7 @@ def test_by_enumeration_it_keeps_the_distribution():
         controller = SelectedTree(selector_of(seed), SeenTable(Shown(hashed_laws(2, 3))))
         found = emitted_law(controller, chosen)
         assert found == pytest.approx(target_law(hashed_laws(1, 3), (0, 2), 1), abs=1e-12)
-    assert len(chosen) > 1 and {policy.verifier for policy in chosen} == {multi_round}
+    assert len(chosen) > 1
 
 
 def test_it_reads_what_was_said_of_the_token_before_the_root():
