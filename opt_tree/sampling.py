@@ -14,9 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from opt_tree.answers import log_probs_of
 from opt_tree.errors import require
-from opt_tree.processors import History, asked, by_row, check_stateless, history_of, is_foreign
+from opt_tree.processors import History, asked, check_stateless, history_of, is_foreign
 from opt_tree.tree import Tree, on_host
 
 
@@ -63,19 +62,6 @@ class Sampling:
         if self.top_p < 1 and not self.greedy:
             warpers.append(TopPLogitsWarper(self.top_p))
         return warpers
-
-    def warp(self, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-        """Return the drafter's log-probabilities that children are sampled from: at the target's temperature and cuts.
-
-        Any distribution would be exact, as long as the verifier is shown the one that was sampled from; this one is
-        near the target's. Processors that need history are the target's alone. At temperature 0 it is left as it is:
-        a point mass would draw the same child over and over.
-        """
-        warpers = self.warpers()
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32), copy=bool(warpers))
-        for process in warpers:
-            scores = by_row(process, scores)
-        return log_probs_of(scores)
 
     def process(
         self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int] | History

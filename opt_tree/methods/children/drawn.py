@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
+from opt_tree.answers import LogProbs, log_probs_of
 from opt_tree.pool import CandidatePool, Frontier, Picked
+from opt_tree.processors import by_row
 from opt_tree.random import Among, Random
 from opt_tree.sampling import Sampling
 from opt_tree.tree import Tree, fetch, on_host, send
@@ -31,6 +32,20 @@ class DrawnLayer(NamedTuple):
     """Of the frontier; 0 is the root."""
     floor: float
     """Children whose reach is at or below it need not be returned."""
+
+
+def proposal(scores: Float[Tensor, "rows vocab"], sampling: Sampling) -> Float[Tensor, "rows vocab"]:
+    """Return the log-probabilities that children are drawn from: the drafter's at the target's temperature and cuts.
+
+    Any distribution would be exact, as long as the verifier is shown the one that was sampled from; this one is near
+    the target's. Processors that need history are the target's alone. At temperature 0 it is left as it is: a point
+    mass would draw the same child over and over.
+    """
+    warpers = sampling.warpers()
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32), copy=bool(warpers))
+    for process in warpers:
+        scores = by_row(process, scores)
+    return log_probs_of(scores)
 
 
 class Drawn(ABC):
@@ -63,7 +78,7 @@ class DrawnPool(CandidatePool):
         return self._reach
 
     def add(self, answer: LogProbs) -> None:
-        log_probs = self._equal.spread(self._sampling.warp(answer.over_vocabulary()))
+        log_probs = self._equal.spread(proposal(answer.over_vocabulary(), self._sampling))
         picked = self.children.pick(DrawnLayer(log_probs, self._above, self.depth, self.floor), self._random)
         self._store(picked)
         self._equal.add(self.parents[self.layer :], self.tokens[self.layer :])

@@ -51,6 +51,7 @@ from opt_tree import (
 from opt_tree.answers import LogProbs, probs_of
 from opt_tree.children import Children
 from opt_tree.methods.children.best_and_draw import BestAndDraw
+from opt_tree.methods.children.drawn import proposal
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.policies.delayed import Delayed
@@ -624,7 +625,7 @@ def test_half_precision_laws_are_reproduced_exactly(name: str, dtype: torch.dtyp
     rows = (torch.randn(2, 5, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
     tree = Tree(np.array([0]), np.array([-1]), np.zeros(1), np.zeros(1, dtype=np.int64))
     target = probs_of(T1.process(rows[:1], tree, [0]))[0].numpy()
-    draft = probs_of(T1.warp(rows[1:].float().log_softmax(-1)))[0].numpy()
+    draft = probs_of(proposal(rows[1:].float().log_softmax(-1), T1))[0].numpy()
     mean = np.zeros(5)
     for children, probability in children_of(draft, 2, replacement):
         mean += probability * branching(target, draft, np.array(children))
