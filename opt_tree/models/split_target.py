@@ -29,8 +29,8 @@ class Over(Packed):
     """Computes some layers of a target, over the target's cache and with its packed weights."""
 
     def __init__(self, network: Any, target: CausalLM) -> None:
-        super().__init__(network, target.buckets, target.eager.packed)
-        self.target = target
+        super().__init__(network, target.eager.packed)
+        self.target, self.buckets = target, target.buckets
 
     def new_cache(self) -> KVCache:
         return self.target.cache

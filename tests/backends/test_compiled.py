@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from side_by_side import PROMPTS, decoder_of, trace
-from tiny_models import ARCHITECTURES, TOLERANCE, build, perturbed, prompt, random_tree, tiny, tiny_head
+from tiny_models import ARCHITECTURES, TOLERANCE, build, padded_to, perturbed, prompt, random_tree, tiny, tiny_head
 from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
 from transformers import PreTrainedModel
@@ -234,7 +234,7 @@ def test_a_copy_whose_package_is_gone_is_eager(compiled):
 @pytest.mark.slow
 def test_buckets_and_a_large_prefill(compiled):
     """A compiled model may be padded as well; a prefill above the limit goes through the eager engine."""
-    exact, lm = CausalLM(long_llama()), compiled(CausalLM(long_llama(), Buckets(rows=(1, 8), keys=(64, 512))))
+    exact, lm = CausalLM(long_llama()), padded_to(Buckets((1, 8), (64, 512)), compiled(CausalLM(long_llama())))
     for length, rows in [(1, 1), (63, 1), (62, 9), (300, 5)]:
         assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < CLOSE
 

@@ -27,8 +27,7 @@ BUCKETS = Buckets(rows=(1, 4, 16), keys=(32, 64))
 
 
 def captured(model: torch.nn.Module, probe: bool = True) -> CausalLM:
-    lm = CausalLM(model, BUCKETS, probe=probe)
-    return by_graphs(lm)
+    return by_graphs(CausalLM(model, probe=probe))
 
 
 def by_graphs(lm: CausalLM) -> CausalLM:

@@ -17,6 +17,7 @@ from tiny_models import (
     CONTEXT,
     VOCAB,
     build,
+    padded_to,
     perturbed,
     prompt,
     random_tree,
@@ -69,29 +70,27 @@ TEXT = prompt(9, seed=4) * 3
 NEW = 20
 
 
-def _trimmed(lm: CausalLM, target: CausalLM, **_: Any) -> TrimmedDrafter:
+def _trimmed(lm: CausalLM, target: CausalLM) -> TrimmedDrafter:
     return TrimmedDrafter(CausalLM(copy.deepcopy(lm.model)), torch.arange(1, VOCAB, 2), target.vocab)
 
 
 DRAFTERS: dict[str, Callable[..., Any]] = {
-    "lm": lambda lm, target, **_: CausalLMDrafter(lm, target.vocab),
-    "recent": lambda lm, target, **_: Recent(CausalLMDrafter(lm, target.vocab).calibrated(0.8), 6),
-    "lm, sharpened": lambda lm, target, **_: CausalLMDrafter(lm, target.vocab).calibrated(0.7),
+    "lm": lambda lm, target: CausalLMDrafter(lm, target.vocab),
+    "recent": lambda lm, target: Recent(CausalLMDrafter(lm, target.vocab).calibrated(0.8), 6),
+    "lm, sharpened": lambda lm, target: CausalLMDrafter(lm, target.vocab).calibrated(0.7),
     "lm, trimmed": _trimmed,
-    "eagle": lambda lm, target, buckets=None: EagleDrafter(tiny_head(target.model), target, buckets),
-    "eagle, fewer tokens": lambda lm, target, **_: EagleDrafter(tiny_head(target.model), target, tokens=KNOWN),
-    "eagle3": lambda lm, target, **_: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 1)),
+    "eagle": lambda lm, target: EagleDrafter(tiny_head(target.model), target),
+    "eagle, fewer tokens": lambda lm, target: EagleDrafter(tiny_head(target.model), target, tokens=KNOWN),
+    "eagle3": lambda lm, target: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 1)),
 }
 
 
 def _parallel(tokens: Any = None) -> Callable[..., Any]:
-    return lambda lm, target, buckets=None: ParallelSpecDrafter(
-        head_of(target).to(target.dtype), target, buckets, tokens
-    )
+    return lambda lm, target: ParallelSpecDrafter(head_of(target).to(target.dtype), target, tokens)
 
 
 def _block(make: Callable[..., BlockDrafter], **how: Any) -> Callable[..., Any]:
-    def made(lm: CausalLM, target: CausalLM, **_: Any) -> BlockDrafter:
+    def made(lm: CausalLM, target: CausalLM) -> BlockDrafter:
         block = make(target, **how).block
         block.model.to(target.dtype)
         if block.law is not None:
@@ -101,7 +100,7 @@ def _block(make: Callable[..., BlockDrafter], **how: Any) -> Callable[..., Any]:
     return made
 
 
-def _medusa(lm: CausalLM, target: CausalLM, **_: Any) -> MedusaDrafter:
+def _medusa(lm: CausalLM, target: CausalLM) -> MedusaDrafter:
     return MedusaDrafter(drawn(MedusaHeads(target.hidden, target.vocab, 4)).to(target.dtype), target)
 
 
@@ -137,11 +136,9 @@ def decoder_of(
     policy: Any = OPT,
     architecture: str = "llama",
     dtype: torch.dtype = torch.float64,
-    buckets: Buckets | None = None,
 ) -> Decoder:
-    target = CausalLM(network(architecture, dtype), buckets)
-    lm = CausalLM(network(architecture, dtype, True), buckets)
-    return Decoder(target, (DRAFTERS | ONE_PASS)[drafter](lm, target, buckets=buckets), policy)
+    target, lm = CausalLM(network(architecture, dtype)), CausalLM(network(architecture, dtype, True))
+    return Decoder(target, (DRAFTERS | ONE_PASS)[drafter](lm, target), policy)
 
 
 def same(found: Generation, host: Generation, close: float = 1e-9) -> None:
@@ -347,7 +344,7 @@ def test_steps_of_both_kinds_in_one_text(drafter):
 def test_forwards_that_are_padded(drafter):
     """Padding rows are written where nobody looks, and see nothing of the text."""
     for buckets in (Buckets((1, 8, 32), (64, 512)), Buckets((3, 5), (300,))):
-        compare(decoder_of(drafter, buckets=buckets), new=12, sampling=DRAWN)
+        compare(padded_to(buckets, decoder_of(drafter)), new=12, sampling=DRAWN)
 
 
 @pytest.mark.slow

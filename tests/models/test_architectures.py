@@ -18,6 +18,7 @@ from tiny_models import (
     WINDOW,
     build,
     causal_logits,
+    padded_to,
     prompt,
     random_tree,
     tiny,
@@ -50,13 +51,13 @@ architectures_and_buckets = pytest.mark.parametrize(
 
 @functools.cache
 def target(architecture: str, buckets: Buckets | None = None) -> CausalLM:
-    return CausalLM(tiny(architecture), buckets)
+    return padded_to(buckets, CausalLM(tiny(architecture)))
 
 
 @functools.cache
 def decoder(architecture: str, buckets: Buckets | None = None) -> Decoder:
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter(architecture), buckets), VOCAB)
-    return Decoder(target(architecture, buckets), drafter, POLICY)
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter(architecture)), VOCAB)
+    return padded_to(buckets, Decoder(target(architecture, buckets), drafter, POLICY))
 
 
 @functools.cache
@@ -229,7 +230,7 @@ def test_the_attention_to_load_a_model_with_is_one_that_it_has(monkeypatch):
 def test_doge_is_refused_past_its_window(buckets):
     """Its own forward is not causal there: it keeps the best keys of all, later ones included."""
     config = transformers.DogeConfig(**_SMALL, num_key_value_heads=2, intermediate_size=48, keep_window_size=40)
-    decoder = Decoder(CausalLM(build(config), buckets), None, Static.empty())
+    decoder = padded_to(buckets, Decoder(CausalLM(build(config)), None, Static.empty()))
     ids = torch.tensor([prompt(20)])
     expected = decoder.target.model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, eos_token_id=None

@@ -18,7 +18,7 @@ from opt_tree.methods.drafters.small_models.chain_lm import ChainLMDrafter, mode
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.traversal_verification import traversal
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.compiling import compile_forwards
 
@@ -299,8 +299,6 @@ def test_what_it_cannot_do_is_one_line():
     with pytest.warns(UserWarning, match="is not compiled: it keeps a cache of its own"):
         assert not compile_forwards(lm)
     assert "path by path" in why_alone([lm])
-    with pytest.raises(UnsupportedModelError, match="padded to buckets"):
-        wrap(model_of("lfm2"), Buckets())
 
 
 @pytest.mark.parametrize("sdpa", [True, False])

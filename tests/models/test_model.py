@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import VOCAB, causal_logits, prompt, random_tree, tiny
+from tiny_models import VOCAB, causal_logits, padded_to, prompt, random_tree, tiny
 
 from opt_tree import backend as base
 from opt_tree import model as core
@@ -55,7 +55,9 @@ def test_the_parts_of_a_text_are_those_of_its_forward():
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
-@pytest.mark.parametrize("backend", [Backend, Packed, lambda model: Packed(model, Buckets((4, 16), (8, 64)))])
+@pytest.mark.parametrize(
+    "backend", [Backend, Packed, lambda model: padded_to(Buckets((4, 16), (8, 64)), Packed(model))]
+)
 def test_the_network_as_it_is_and_packed_and_padded(architecture, backend):
     """A text, a tree behind it, a path kept and a token more, against plain forwards of the whole."""
     network, context = tiny(architecture), prompt(17)
@@ -76,7 +78,7 @@ def test_the_network_as_it_is_and_packed_and_padded(architecture, backend):
 @pytest.mark.parametrize("buckets", [None, Buckets((4, 16), (8, 64))], ids=["exact", "padded"])
 def test_the_last_row_alone_is_one_row_and_the_features_are_all(buckets):
     network = tiny("llama")
-    lm = Model(network, Packed(network, buckets))
+    lm = Model(network, padded_to(buckets, Packed(network)))
     lm.watch((0,))
     whole = lm.run(lm.tree(random_tree(5, seed=0, root=1)))
     expected, states = whole.logits[-1:].clone(), whole.features[0].clone()

@@ -6,6 +6,7 @@ In a process of its own, with `-p pretend.plugin`, beside the tests that are mar
 import copy
 import json
 import warnings
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -63,12 +64,12 @@ def few(monkeypatch):
     monkeypatch.setattr("opt_tree.backends.cuda_graphs._WARM_UPS", 1)
 
 
-def decoder(device: str, kind: str, architecture: str = "llama", buckets: Buckets | None = None) -> opt_tree.Decoder:
+def decoder(device: str, kind: str, architecture: str = "llama") -> opt_tree.Decoder:
     model = build(ARCHITECTURES[architecture](), dtype=torch.float64)
     draft, head = perturbed(model, 0.1).to(device), tiny_head(model).to(device)
-    target = CausalLM(copy.deepcopy(model).to(device), buckets)
+    target = CausalLM(copy.deepcopy(model).to(device))
     if kind == "eagle":
-        return opt_tree.Decoder(target, EagleDrafter(head, target, buckets), POLICY)
+        return opt_tree.Decoder(target, EagleDrafter(head, target), POLICY)
     if kind == "block":
         block = dspark_of(target, markov_head_type="rnn").block
         block.model.to(device), block.law.to(device)
@@ -76,13 +77,13 @@ def decoder(device: str, kind: str, architecture: str = "llama", buckets: Bucket
     if kind == "heads and a store":
         heads = MedusaDrafter(drawn(MedusaHeads(target.hidden, target.vocab, 2)).to(device), target)
         return opt_tree.Decoder(target, Grafted(heads, StoreDrafter(store_of(), (30.0, 3.0, 1.0))), POLICY)
-    return opt_tree.Decoder(target, CausalLMDrafter(CausalLM(draft, buckets), target.vocab), POLICY)
+    return opt_tree.Decoder(target, CausalLMDrafter(CausalLM(draft), target.vocab), POLICY)
 
 
 def captured(kind: str, architecture: str = "llama") -> opt_tree.Decoder:
-    made = decoder("cuda", kind, architecture, BUCKETS)
+    made = decoder("cuda", kind, architecture)
     for lm in (made.target, *made.drafter.models):
-        assert compile_forwards(lm)
+        assert compile_forwards(lm, buckets=BUCKETS)
     return made
 
 
@@ -404,9 +405,10 @@ def test_shapes_are_captured_beforehand():
     assert graphs.counts["captures"] == before
 
 
-def test_a_compiled_pair():
-    options = {"dtype": "float32", "buckets": Buckets((1, 16), (512,))}
-    pair = opt_tree.load_pair("demo", device="cuda", compile=True, **options)
+def test_a_compiled_pair(monkeypatch):
+    few = partial(compile_forwards, buckets=Buckets((1, 16), (512,)))
+    monkeypatch.setattr("opt_tree.tools.pair.compile_forwards", few)
+    pair = opt_tree.load_pair("demo", dtype="float32", device="cuda", compile=True)
     assert {lm.engine.name for lm in (pair.target, *pair.drafter.models)} == {"captured"}
     question = pair.encode("Why is the sky blue?")
     here = opt_tree.load_pair("demo", dtype="float32")
