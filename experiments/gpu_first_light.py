@@ -124,12 +124,12 @@ class Place:
         buckets = Buckets((1, 8), (128,)) if self.dry else Buckets()
         models = [lm for lm in (pair.target, *pair.drafter.models) if isinstance(lm, CausalLM)]
         for lm in models:
-            lm.engine, lm.buckets = Captured(lm.eager, buckets.rows), buckets
+            lm.backend, lm.buckets = Captured(lm.eager, buckets.rows), buckets
         try:
             yield
         finally:
             for lm in models:
-                lm.engine, lm.buckets = lm.eager, None
+                lm.backend, lm.buckets = lm.eager, None
 
     def engines(self, pair: Pair) -> Iterator[str]:
         """Yield the engines' names in turn, each while it computes the forwards of the pair."""

@@ -202,7 +202,7 @@ def test_a_cache_that_cannot_be_written_leaves_forwards_eager(tmp_path: Path, mo
     lm = load_pair("demo", dtype="float32").target
     with pytest.warns(UserWarning, match=r"target is not compiled: .*cache"):
         assert not compile_forwards(lm)
-    assert lm.engine.name == "eager"
+    assert lm.backend.name == "eager"
 
 
 def test_costs_that_cannot_be_kept_are_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

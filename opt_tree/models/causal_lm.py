@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 
-from opt_tree.backend import Backend, Inputs
+from opt_tree.backend import Inputs
 from opt_tree.backends.canonical import NotCanonicalError
 from opt_tree.backends.hybrids import Hybrid
 from opt_tree.backends.packed import Buckets, Packed
@@ -76,15 +76,6 @@ class CausalLM(Model):
             check_tree_mask(self)
 
     @property
-    def engine(self) -> Any:
-        """Its backend, which computes every forward."""
-        return self.backend
-
-    @engine.setter
-    def engine(self, backend: Backend) -> None:
-        self.backend = backend
-
-    @property
     def eager(self) -> Packed:
         """The backend without compiled code, which every other one is compared with."""
         backend: Any = self.backend
@@ -108,11 +99,6 @@ class CausalLM(Model):
     def quantised(self) -> bool:
         """Whether some weights have eight or four bits. Rows are then rounded coarsely, in float32, too."""
         return weights_of(self.model) is not None
-
-    @property
-    def fixed_rows(self) -> int | None:
-        """How many rows every forward of a canonical target has on CUDA; None: as many as are asked for."""
-        return self.eager.rows_at_once
 
     @property
     def recurrent(self) -> bool:

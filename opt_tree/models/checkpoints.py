@@ -21,7 +21,7 @@ from huggingface_hub import constants
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 from transformers.utils import cached_file
 
@@ -133,11 +133,6 @@ def load_weights(path: str, dtype: torch.dtype) -> Any:
 def load_config(path: str) -> Any:
     """Load a model's config, as `transformers` knows it."""
     return _load(AutoConfig, path)
-
-
-def load_model(path: str, dtype: torch.dtype, device: str) -> Any:
-    """Load a model that is no causal LM, as `transformers` knows it."""
-    return _load_whole(AutoModel, path, dtype=dtype, device_map=device)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:

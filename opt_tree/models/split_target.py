@@ -124,7 +124,7 @@ class SplitTarget:
         hidden = self._run_lower(Forward(self.lower, tokens, positions, visible))
         # A canonical package has other bits than eager halves: its trees are scored by the whole of it. On CUDA halves
         # have other numbers of rows.
-        whole = target.canonical and (target.engine is not target.eager or target.fixed_rows)
+        whole = target.canonical and (target.backend is not target.eager or target.eager.rows_at_once)
         target.ahead = None if whole else self
         return hidden
 

@@ -380,7 +380,7 @@ def test_a_shape_that_cannot_be_captured_runs_kernel_by_kernel(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("opt_tree.backends.cuda_graphs.warm_up", full)
-    made.target.engine._calls.clear()
+    made.target.backend._calls.clear()
     with pytest.warns(UserWarning, match="run kernel by kernel: they cannot be captured: .*CUDA out of memory"):
         assert made.generate(prompt(20), 12).tokens == expected
     with warnings.catch_warnings():
@@ -409,7 +409,7 @@ def test_a_compiled_pair(monkeypatch):
     few = partial(compile_forwards, buckets=Buckets((1, 16), (512,)))
     monkeypatch.setattr("opt_tree.tools.pair.compile_forwards", few)
     pair = opt_tree.load_pair("demo", dtype="float32", device="cuda", compile=True)
-    assert {lm.engine.name for lm in (pair.target, *pair.drafter.models)} == {"captured"}
+    assert {lm.backend.name for lm in (pair.target, *pair.drafter.models)} == {"captured"}
     question = pair.encode("Why is the sky blue?")
     here = opt_tree.load_pair("demo", dtype="float32")
     policy = OptTree(nodes=8, threshold=0.2)
