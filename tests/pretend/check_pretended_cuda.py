@@ -15,7 +15,7 @@ import torch
 from backends.test_table_tensors import store_of
 from methods.drafters.test_blocks import drawn, dspark_of
 from methods.drafters.test_mtp import model_at, publish, small_numbers
-from tiny_models import ARCHITECTURES, build, perturbed, prompt, random_tree, tiny_head
+from tiny_models import ARCHITECTURES, CONTEXT, build, perturbed, prompt, random_tree, tiny_head
 
 import opt_tree
 from evaluation import eval_opt_eagle
@@ -352,7 +352,9 @@ def test_a_batch_and_a_kept_context():
     assert made.generate(longer, 8, reuse=True).tokens == here.generate(longer, 8).tokens
 
 
-@pytest.mark.parametrize("architecture, kind", [("llama", "draft"), ("gemma3", "draft"), ("llama", "eagle")])
+@pytest.mark.parametrize(
+    "architecture, kind", [*((name, "draft") for name in ("llama", "gemma3", "gpt2", "mistral")), ("llama", "eagle")]
+)
 def test_replayed_graphs_decode_the_same(architecture, kind):
     """Every replay spoils what the other graphs of the pool left; a graph reads no host and no memory given back.
 
@@ -390,8 +392,26 @@ def test_a_shape_that_cannot_be_captured_runs_kernel_by_kernel(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*is not compiled")
 def test_a_refused_model_is_as_before():
+    """Eager experts ask on the host which of them got any token."""
     lm = CausalLM(build(ARCHITECTURES["mixtral"]()).to("cuda"))
     assert not compile_forwards(lm) and lm.buckets is None
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "linear": {},
+    "yarn": {"original_max_position_embeddings": CONTEXT // 2},
+    # It asks on the host whether the longest position so far has been passed.
+    "dynamic": {},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is not compiled.*reads at")
+@pytest.mark.parametrize("kind", ROPES)
+def test_rotations_that_ask_the_host_nothing_are_captured(kind):
+    config = ARCHITECTURES["llama"]()
+    config.rope_parameters = {"rope_theta": 10000.0, "rope_type": kind, "factor": 2.0} | ROPES[kind]
+    assert compile_forwards(CausalLM(build(config).to("cuda")), buckets=BUCKETS) == (kind != "dynamic")
 
 
 def test_shapes_are_captured_beforehand():
