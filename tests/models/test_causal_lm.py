@@ -228,17 +228,6 @@ def test_the_logits_of_a_whole_prompt(buckets, rows, monkeypatch):
     assert logits.shape == (20, VOCAB) and (logits - causal_logits(lm.model, context)).abs().max() < 1e-9
 
 
-def test_scoring_again_drops_the_pending_rows():
-    lm = CausalLM(tiny("mistral"))
-    lm.append(prompt(15))
-    tree = random_tree(5, seed=1, root=4)
-    lm.score(random_tree(9, seed=0, root=1))
-    assert lm.cache.pending == 9
-    logits = lm.score(tree).logits.clone()
-    assert lm.cache.pending == 5
-    assert torch.equal(logits, scored(lm, prompt(15), tree))
-
-
 @pytest.mark.parametrize("buckets", [None, SMALL], ids=["exact", "padded"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
 def test_rows_added_layer_by_layer_equal_a_tree_scored_at_once(architecture, buckets):

@@ -97,15 +97,6 @@ def test_the_forwards_are_those_of_any_decoder_and_little_is_computed_twice():
     assert work.tokens - (LENGTH - 1) <= 16 * len(result.steps) + sum(len(step.tree) for step in result.steps)
 
 
-@pytest.mark.slow
-def test_sampled_text_does_not_depend_on_the_tree():
-    sampling, ids = Sampling(temperature=0.8, top_p=0.9), prompt(LENGTH, vocab=VOCAB)
-    plain = Decoder(target("lfm2"), None, Static.empty()).generate(ids, NEW_TOKENS, sampling, seed=3)
-    for policy in (Static.chain(3), Static.kary(2, 2)):
-        decoder = Decoder(target("lfm2"), drafter("lfm2"), policy)
-        assert decoder.generate(ids, NEW_TOKENS, sampling, seed=3).tokens == plain.tokens
-
-
 def test_sampled_trees_with_equal_siblings_are_drafted_and_judged():
     """Equal draws are one row to the drafter."""
     decoder = Decoder(target("lfm2"), drafter("lfm2"), Sampled.chains(3, 4), traversal)

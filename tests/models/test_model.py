@@ -132,11 +132,15 @@ def test_a_tree_drops_what_was_pending_and_says_which_tree_it_is():
     network = tiny("llama")
     lm, tree = Model(network), random_tree(4, seed=1, root=2)
     lm.run(lm.text(prompt(6)))
+    lm.run(lm.tree(random_tree(9, seed=0, root=1)))
     forward = lm.tree(tree)
     assert isinstance(forward, TreeForward) and forward.tree is tree
     assert forward.positions.tolist() == (6 + tree.depths).tolist()
     first = lm.run(forward).logits.clone()
+    assert lm.cache.pending == 4
     assert torch.equal(lm.run(lm.tree(tree)).logits, first) and lm.cache.pending == 4
+    lm.run(lm.text([3]))
+    assert lm.cache.pending == 0 and lm.length == 7
 
 
 def test_the_core_files_name_no_method_and_no_backend_of_a_kind():
