@@ -168,7 +168,7 @@ def run_certify(arguments: argparse.Namespace) -> int:
     print(
         f"{whole} of {counted(len(found), 'text')} are those of one prefill: its logits choose {total.chosen} of "
         f"{counted(total.tokens, 'token')}; {total.equal} of {counted(total.rows, 'row')} of trees are bit-equal to "
-        f"its own ({_plain(target.dtype)}, {target.engine.name})"
+        f"its own ({_plain(target.dtype)}, {target.backend.name})"
     )
     print_json(arguments.json, {"texts": len(found), "whole": whole, **total._asdict()})
     return 0 if whole == len(found) else 1

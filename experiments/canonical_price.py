@@ -122,7 +122,7 @@ def run(options: Options) -> dict[str, Any]:
     given = gather(replace(options, canonical=True))
     pairs = dict(zip(WAYS, (load(replace(options, no_exact=True), device), given.pair), strict=True))
     target = given.pair.target
-    print(f"{target.name}, {target.engine.name}; {described(given.pair.drafter)}")
+    print(f"{target.name}, {target.backend.name}; {described(given.pair.drafter)}")
     rows = []
     for context in whole_numbers(options.contexts):
         if context + options.max_new_tokens + max(NODES) > target.max_context:
@@ -136,4 +136,4 @@ def run(options: Options) -> dict[str, Any]:
             found.append({"context": context, "nodes": nodes or "plain", **row_of(sides)})
         print(table(found), flush=True)
         rows += found
-    return {"environment": environment(target.device), "engine": target.engine.name, "rows": rows}
+    return {"environment": environment(target.device), "engine": target.backend.name, "rows": rows}

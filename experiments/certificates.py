@@ -191,7 +191,7 @@ def run(options: Options) -> int:
         raise ValueError(target.not_canonical or f"{target.name} is not canonical by itself here: pass --canonical")
     prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
     rows: list[dict[str, Value]] = []
-    found = {"environment": environment(target.device), "target": target.name, "engine": target.engine.name}
+    found = {"environment": environment(target.device), "target": target.name, "engine": target.backend.name}
     found |= {"options": asdict(options), "rows": rows}
     for row in certify(pairs, prompts, options):
         rows.append(row)

@@ -29,7 +29,6 @@ class Options:
     dry_run: bool = option(False, "with small sizes, also on a CPU: shows that all runs, its times mean nothing")
     parts: str = option(",".join(ESTIMATES), "comma list of parts")
     shapes: str = option("", f"comma list of targets; by default {','.join(SHAPES)}, those that are here")
-    compile_glue: bool = option(False, "budgets: also graphs that are compiled between their forwards; needs Triton")
     output: str = option("gpu_first_light", "writes this name with .json and .md")
     minutes: float = option(10.0, "no part is begun after this long")
 
@@ -68,7 +67,6 @@ from experiments.inflate import inflate_pair
 from opt_tree import Buckets, CausalLM, Decoder, OptTree, Pair, load_pair, make_canonical
 from opt_tree.backends.canonical import NotCanonicalError
 from opt_tree.backends.cuda_graphs import Captured
-from opt_tree.backends.fused import can_fuse
 from opt_tree.errors import one_line
 from opt_tree.models.named.places import cached
 from opt_tree.system.files import write_text
@@ -87,13 +85,6 @@ class Place:
     dry: bool
     chosen: tuple[str, ...] = ()
     """The shapes asked for; all, where none are."""
-
-    compile_glue: bool = False
-
-    @property
-    def compiles(self) -> bool:
-        """Whether Inductor is asked for kernels, which it makes by Triton."""
-        return self.compile_glue and self.device.type == "cuda" and can_fuse()
 
     @property
     def device(self) -> torch.device:
@@ -124,12 +115,12 @@ class Place:
         buckets = Buckets((1, 8), (128,)) if self.dry else Buckets()
         models = [lm for lm in (pair.target, *pair.drafter.models) if isinstance(lm, CausalLM)]
         for lm in models:
-            lm.engine, lm.buckets = Captured(lm.eager, buckets.rows), buckets
+            lm.backend, lm.buckets = Captured(lm.eager, buckets.rows), buckets
         try:
             yield
         finally:
             for lm in models:
-                lm.engine, lm.buckets = lm.eager, None
+                lm.backend, lm.buckets = lm.eager, None
 
     def engines(self, pair: Pair) -> Iterator[str]:
         """Yield the engines' names in turn, each while it computes the forwards of the pair."""
@@ -235,9 +226,6 @@ def budgets(place: Place) -> list[Row]:
                 methods[f"{nodes}, six layers, one graph"] = InLoop(device, stop=pair.stop)
                 stopping = on_device(Decoder(pair.target, pair.drafter, OptTree(nodes, 0.2)))
                 methods[f"{nodes}, 0.2, a graph a layer"] = InLoop(stopping, stop=pair.stop)
-                if place.compiles and nodes in (sizes[0], 63):
-                    compiled = on_device(decoder, compile_glue=True)
-                    methods[f"{nodes}, six layers, one graph, glue compiled"] = InLoop(compiled, stop=pair.stop)
         theirs = transformers_methods(pair, None)["transformers"]
         with place.captured(pair):
             for prompt, method in itertools.product(prompts, methods.values()):
@@ -289,10 +277,8 @@ def attempt_all(options: Options) -> int:
     """Attempt each part, and write after each; return 1 where one failed, else 0."""
     if not options.dry_run and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; --dry-run tries the code on a CPU")
-    place = Place(options.dry_run, tuple(filter(None, options.shapes.split(","))), options.compile_glue)
+    place = Place(options.dry_run, tuple(filter(None, options.shapes.split(","))))
     begin = time.perf_counter()
-    if options.compile_glue and not place.compiles:
-        raise ValueError("--compile-glue: needs a CUDA device and Triton")
     chosen = options.parts.split(",")
     found: dict[str, dict[str, Any]] = {}
     if options.dry_run:

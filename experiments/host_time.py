@@ -6,7 +6,6 @@ Forwards return at once, whatever they are asked: what is left of a step is the 
 that launch a kernel on a device; `reads` bring a number to the host. Both are counts, alike on every machine. Time is
 the process's on this CPU, which also computes what a device would, over a small vocabulary; the median over rounds.
 A captured step is copies of what it begins with and one replay, which does nothing here and says what it said before.
-With `--fused`, Inductor compiles what lies between the forwards, by its C++ backend: how many launches that would be.
 """
 
 import sys
@@ -24,7 +23,6 @@ class Options:
     vocab: int = option(64, "tokens of the vocabulary", least=2)
     steps: int = option(20, "of each text", least=1)
     rounds: int = option(5, "texts of each kind, in turn", least=1)
-    fused: bool = option(False, "compile what lies between forwards, compare, and count kernels instead (minutes)")
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
@@ -36,15 +34,12 @@ main = main_of("experiments.host_time", Options, __doc__, "experiments.host_time
 if __name__ == "__main__":
     sys.exit(main())
 
-import re
 import statistics
 import time
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
-from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -54,18 +49,13 @@ from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree
 from opt_tree.backend import Inputs
 from opt_tree.backends.device_decoder import DeviceDecoder
 from opt_tree.backends.device_step import DeviceStep
-from opt_tree.backends.fused import fused_glue
-from opt_tree.backends.tensor_step import Given, Glue, Layers, Left, Shape, whole
+from opt_tree.backends.tensor_step import Given, Layers, Left, Shape, whole
 from opt_tree.target import Output
 from opt_tree.tools.on_device import on_device
 
 READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select")
 _PROMPT = list(range(2, 12))
 _ROWS = 512
-_LAUNCH = re.compile(
-    r"^ +(?:\w+ = )?(?:cpp_fused\w*|torch\.ops\.aten\.\w+\.\w+|aten\.\w+\.\w+|extern_kernels\.\w+)\(", re.M
-)
-"""A line of generated code that launches something: a kernel of Inductor's, or one of torch's."""
 
 
 class Counter(TorchDispatchMode):
@@ -142,40 +132,9 @@ def measured(decoder: Decoder, options: Options) -> tuple[float, int, int]:
     return 1000 * spent / options.steps, counter.operations // taken, counter.reads // taken
 
 
-def fused(nodes: int, options: Options) -> dict[str, Value]:
-    """Launches of a step that lie between its forwards, as it is and compiled; raises where a bit is another."""
-    decoder, operations, told = decoders_of(nodes, options)["device"], 0, []
-    assert isinstance(decoder, DeviceDecoder)
-
-    def counted(function: Any) -> Any:
-        def call(*given: Any) -> Any:
-            nonlocal operations
-            with Counter() as counter:
-                found = function(*given)
-            operations += counter.operations
-            return found
-
-        return call
-
-    codes: list[str] = []
-    for glue in (Glue(*map(counted, Glue())), fused_glue()):
-        decoder._tensor_step().glue = glue
-        step, codes = run_and_get_code(lambda: next(decoder.steps(_PROMPT, stop=None)))
-        told.append([step.tree.tokens, step.tree.parents, step.tree.path_log_probs, step.path])
-    if not all(map(np.array_equal, *told)):
-        raise RuntimeError(f"{nodes} nodes: compiled, the step is another one")
-    first, middle, *others = [len(_LAUNCH.findall(code[code.index("def call(") :])) for code in codes]
-    launches = first + (options.layers - 2) * middle + sum(others)
-    return {"nodes": nodes, "layers": options.layers, "operations": operations, "compiled": launches}
-
-
 def run(options: Options) -> dict[str, Any]:
     """Measure both kinds in turn; print and return a row for each budget and kind."""
     rows: list[dict[str, Value]] = []
-    if options.fused:
-        rows = [fused(nodes, options) for nodes in whole_numbers(options.nodes)]
-        print(table(rows))
-        return {"rows": rows}
     for nodes in whole_numbers(options.nodes):
         decoders = decoders_of(nodes, options)
         found: dict[str, list[tuple[float, int, int]]] = {name: [] for name in decoders}

@@ -137,7 +137,7 @@ def inflate_pair(pair: Pair, spec: str, large: PreTrainedModel | None = None, we
         large = inflate(small, spec)
         if weights is not None:
             quantise(large, weights)
-    target = CausalLM(large, getattr(pair.target, "buckets", None))
+    target = CausalLM(large)
     if drafter.features:
         assert isinstance(drafter, EagleDrafter)
         drafter = DeflatedFeatures(drafter, _deflation(small, target.hidden))

@@ -1,6 +1,9 @@
-"""Asking a drafter as the loop does, each forward that it needs computed by itself."""
+"""Asking a drafter as the loop does, each forward that it needs computed by itself; and what is refused, why."""
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from opt_tree import Drafter, LogProbs, Output, Random, Sampling, Tree, TreePolicy
 from opt_tree.grow import answer_of, grow, run
@@ -32,3 +35,12 @@ def draft(
 ) -> Tree:
     """Grow one tree, each forward computed by itself."""
     return run(grow(drafter, policy, context, limit, sampling, random))
+
+
+def refusal(kind: type[Exception], call: Callable[..., Any], *given: Any, **named: Any) -> str:
+    """Call, expect an error of this kind, and return its message, which is to be one line."""
+    with pytest.raises(kind) as error:
+        call(*given, **named)
+    message = str(error.value)
+    assert "\n" not in message
+    return message

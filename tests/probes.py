@@ -16,10 +16,10 @@ def one_for_each_kind_of_model() -> Iterator[None]:
     from opt_tree.models import causal_lm, compiling
 
     probe, seen = causal_lm.check_tree_mask, set[Any]()
-    assert compiling.check_tree_mask is probe, "an engine is probed whenever it is made"
+    assert compiling.check_tree_mask is probe, "a backend is probed whenever it is made"
 
     def first(lm: causal_lm.CausalLM) -> None:
-        kind = type(lm.model), lm.dtype, lm.device, str(lm.model.config), lm.buckets
+        kind = type(lm.model), lm.dtype, lm.device, str(lm.model.config)
         if kind not in seen:
             probe(lm)
         seen.add(kind)

@@ -2,11 +2,12 @@
 
 import itertools
 
-from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
+from tiny_models import VOCAB, padded_to, prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import generate_batch
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.drafter import Drafter
 from opt_tree.generation import Generation
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.policies.dyspec import DySpec
@@ -42,13 +43,14 @@ PROMPTS = [prompt(length, seed=length) for length in (1, 30, 11, 47, 2, 5, 18)]
 def decoder_of(drafter: str, tree: str = "opt", architecture: str = "llama", buckets: Buckets | None = None) -> Decoder:
     """A decoder of tiny models: plain, with a sharpened draft model ("draft"), or with a head ("eagle")."""
     policy, verifier, _ = TREES[tree]
-    target = CausalLM(tiny(architecture), buckets)
+    target = CausalLM(tiny(architecture))
     if drafter == "plain":
-        return plain(target)
+        return padded_to(buckets, plain(target))
     if drafter == "eagle":
-        return Decoder(target, EagleDrafter(tiny_head(tiny(architecture)), target, buckets), policy, verifier)
-    small = CausalLMDrafter(CausalLM(tiny_drafter(architecture), buckets), VOCAB)
-    return Decoder(target, small.calibrated(0.7), policy, verifier)
+        drafts: Drafter = EagleDrafter(tiny_head(tiny(architecture)), target)
+    else:
+        drafts = CausalLMDrafter(CausalLM(tiny_drafter(architecture)), VOCAB).calibrated(0.7)
+    return padded_to(buckets, Decoder(target, drafts, policy, verifier))
 
 
 def trace(answers: list[Generation]) -> list[tuple]:

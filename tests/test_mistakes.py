@@ -202,7 +202,7 @@ def test_a_cache_that_cannot_be_written_leaves_forwards_eager(tmp_path: Path, mo
     lm = load_pair("demo", dtype="float32").target
     with pytest.warns(UserWarning, match=r"target is not compiled: .*cache"):
         assert not compile_forwards(lm)
-    assert lm.engine.name == "eager"
+    assert lm.backend.name == "eager"
 
 
 def test_costs_that_cannot_be_kept_are_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,6 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     refused("target", o.load_pair, None)
     refused("drafter", o.load_pair, "demo", 5)
     refused("dtype", o.load_pair, "demo", dtype=5)
-    refused("buckets", o.load_pair, "demo", buckets=3)
     refused("lossy", o.Decoder, target, pair.drafter, tree, lossy="yes")
     refused("prompt", decoder.generate, 5)
     refused("max_new_tokens", decoder.generate, ids, "3", streamer=reader)
@@ -296,6 +295,7 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     refused("policies", o.generate_beside, decoder, 5, ids)
     refused("path", o.load_tokenizer, None)
     refused("lm", o.compile_forwards, target.model)
+    refused("buckets", o.compile_forwards, target, buckets=3)
     refused("tokens", o.Tree, 5, [-1], [0.0], [0])
     refused("generation", o.transcript, 5, pair.tokenizer)
     refused("generation", o.to_html, 5, pair.tokenizer)

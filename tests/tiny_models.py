@@ -9,7 +9,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tokenizers
@@ -19,9 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from opt_tree.backends.packed import Buckets
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.tree import Tree
 
+T = TypeVar("T")
 VOCAB = 61
 HIDDEN = 32
 CONTEXT = 256
@@ -184,6 +186,13 @@ def perturbed(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrained
             # Norms start as constants: they have no spread and stay as they are.
             weight += noise * weight.std() * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
     return copied
+
+
+def padded_to(buckets: Buckets | None, made: T) -> T:
+    """Have forwards of a model, or of all models of a drafter or a decoder, padded as captured ones are; return it."""
+    for lm in getattr(made, "models", (made,)):
+        lm.buckets = buckets
+    return made
 
 
 def tiny_head(target: PreTrainedModel, seed: int = 3, **changes: Any) -> EagleHead:

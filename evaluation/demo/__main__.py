@@ -168,7 +168,7 @@ def describe_models(options: Options, pair: Pair) -> str:
 
 def describe_forwards(options: Options, pair: Pair) -> str:
     """Say which models' forwards are compiled, and how the others' would be."""
-    compiled = [isinstance(lm, CausalLM) and lm.engine.name != "eager" for lm in (pair.target, *pair.drafter.models)]
+    compiled = [isinstance(lm, CausalLM) and lm.backend.name != "eager" for lm in (pair.target, *pair.drafter.models)]
     if all(compiled) and pair.target.device.type == "cuda":
         return "captured as CUDA graphs"
     if all(compiled):

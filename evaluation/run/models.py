@@ -23,10 +23,9 @@ from opt_tree.methods.drafters.registry import DrafterOptions, check_drafter, lo
 from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
 from opt_tree.methods.own_files import object_of, split_name
 from opt_tree.models.canonical import make_exact
-from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
+from opt_tree.models.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
 from opt_tree.models.quantised_layers import weights_of
-from opt_tree.models.vocabularies import check_same_tokenizer
 from opt_tree.tools.ceiling import Ceilings
 from opt_tree.tools.presets import controller, opt, plain
 from opt_tree.tools.step_costs import auto
@@ -84,7 +83,9 @@ def load_assistant(options: Models, path: str | None, pair: Pair) -> PreTrainedM
     if path is None:
         return None
     folder = resolve(path, "draft")
-    check_same_tokenizer(pair.tokenizer, load_tokenizer(folder), options.base_model_path, path)
+    if load_tokenizer(folder).get_vocab() != pair.tokenizer.get_vocab():
+        names = f"{path} and {options.base_model_path}"
+        raise CheckpointError(f"different tokenizers: {names} do not name the same tokens by the same ids")
     return load_causal_lm(folder, pair.target.dtype, str(pair.target.device)).model
 
 
@@ -183,7 +184,7 @@ def resolved(pair: Pair) -> dict[str, Any]:
     """What "auto" and a stored calibration came to; of the target no more than what is not as usual."""
     target = pair.target
     unusual = {
-        "engine": "" if target.engine.name == "eager" else target.engine.name,
+        "engine": "" if target.backend.name == "eager" else target.backend.name,
         "canonical": target.canonical,
         "weights": weights_of(target.model),
     }

@@ -17,8 +17,7 @@ from torch import Tensor
 from opt_tree.backend import Inputs, moment
 from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.backends.device_step import DeviceStep
-from opt_tree.backends.fused import fused_glue
-from opt_tree.backends.tensor_step import Given, Glue, Layers, Left, Shape, further, whole
+from opt_tree.backends.tensor_step import Given, Layers, Left, Shape, further, whole
 from opt_tree.cache import inference
 from opt_tree.errors import one_line
 from opt_tree.model import Model
@@ -70,8 +69,6 @@ class CapturedStep(DeviceStep):
     _rests_on: Any = None
     _pool: Any = None
     _stream: Any = None
-    compiles_glue = False
-    """Whether what lies between a graph's forwards is compiled (`fused_glue`)."""
     _computed: list[tuple[Model, int]] | None = None
     """During a capture, the forwards of its newest part."""
 
@@ -95,11 +92,7 @@ class CapturedStep(DeviceStep):
             try:
                 self._replays[shape] = self._capture(shape, given)
             except RuntimeError as error:
-                what = "captured with its glue compiled" if self.compiles_glue else "captured"
-                warnings.warn(f"a step of {shape.limit} layers is not {what}: {one_line(error)}", stacklevel=2)
-                if self.compiles_glue:
-                    self.compiles_glue = False
-                    return self.launch(shape, given)
+                warnings.warn(f"a step of {shape.limit} layers is not captured: {one_line(error)}", stacklevel=2)
                 self._replays[shape] = None
         replay = self._replays[shape]
         return super().launch(shape, given) if replay is None else replay(given)
@@ -125,9 +118,6 @@ class CapturedStep(DeviceStep):
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 expected = _said(whole(super().launch(shape, buffers)))
-                if self.compiles_glue:
-                    self.glue = fused_glue()
-                    whole(super().launch(shape, buffers))
             torch.cuda.current_stream().wait_stream(stream)
             layers, left = super().launch(shape, buffers), None
             while left is None:
@@ -137,7 +127,7 @@ class CapturedStep(DeviceStep):
                 left, flag = (found, None) if isinstance(found, Left) else (None, found)
                 parts.append(_Part(graph, flag, self._computed))
         finally:
-            self._computed, self.glue = None, Glue()
+            self._computed = None
         for part in parts:
             part.graph.replay()
         said, known = fetch(_said(left), expected)

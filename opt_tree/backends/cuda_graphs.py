@@ -1,9 +1,9 @@
 """Forwards captured once as CUDA graphs and replayed: one graph for each padded shape, over buffers that stay.
 
-Owns buffers, graphs and when they are dropped; the body is that of every engine, with its decoder layers compiled where
-Triton is (`FusedLayers`). A tree's forward is some hundred small kernels whose launches cost more than their work; a
-replay is one launch. Elsewhere than on CUDA the body is called over the same buffers. Captures and replays are tested
-on a pretended device (`tests/pretend`), and where there is a GPU.
+Owns buffers, graphs and when they are dropped; the body is that of every backend, with its decoder layers compiled
+where Triton is (`FusedLayers`). A tree's forward is some hundred small kernels whose launches cost more than their
+work; a replay is one launch. Elsewhere than on CUDA the body is called over the same buffers. Captures and replays are
+tested on a pretended device (`tests/pretend`), and where there is a GPU.
 """
 
 import warnings

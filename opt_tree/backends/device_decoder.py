@@ -50,15 +50,14 @@ class DeviceDecoder(Decoder):
         tensors: Callable[[Any], TensorDrafter | None],
         growth: Growth | None,
         why: str | None = None,
-        compile_glue: bool = False,
     ) -> None:
         """`tensors`: from its drafter to how that answers on tensors. `growth`: how the policy's trees grow there.
 
-        `why`: a reason to take the host's steps instead. `compile_glue`: see `CapturedStep.compiles_glue`.
+        `why`: a reason to take the host's steps instead.
         """
         parts = decoder.target, decoder.drafter, decoder.policy, decoder.verifier
         super().__init__(*parts, lossy=True)  # whoever made the decoder said so, or it is not
-        self.growth, self._of, self._why, self._compile_glue = growth, tensors, why, compile_glue
+        self.growth, self._of, self._why = growth, tensors, why
         self.taken: Counter[str] = Counter()
         """Of the last text: how many steps stayed on the device, and how many did not, by the reason."""
         self.ahead = 0
@@ -218,8 +217,6 @@ class DeviceDecoder(Decoder):
             captured = all(lm is None or isinstance(lm.backend, Captured) for lm in (target, drafter.lm))
             kind = CapturedStep if captured and target.device.type == "cuda" else DeviceStep
             self._step = kind(target, drafter, self.growth, int(self.policy.max_depth))
-            if isinstance(self._step, CapturedStep):
-                self._step.compiles_glue = self._compile_glue
         return self._step
 
     def _ends_of(self, run: Run) -> Tensor | None:

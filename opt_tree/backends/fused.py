@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from opt_tree.backends.tensor_step import Glue
 from opt_tree.hidden_states import decoder_layers
 
 _lock = threading.Lock()
@@ -28,15 +27,6 @@ _MOST = 64
 def can_fuse() -> bool:
     """Whether Triton is installed, by which Inductor makes kernels for a GPU."""
     return importlib.util.find_spec("triton") is not None
-
-
-def fused_glue(**how: Any) -> Glue:
-    """What lies between the forwards of a step, compiled: each function anew for each of its shapes.
-
-    `how`: the arguments of torch.compile; without any, Inductor compiles for the tensors' device. All results but path
-    log-probabilities are integers; these are added and compared as written, in float64 and in the drafter's dtype.
-    """
-    return Glue._make(torch.compile(one, dynamic=False, **how) for one in Glue())
 
 
 class FusedLayers:

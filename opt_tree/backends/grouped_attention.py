@@ -1,6 +1,6 @@
 """Attention of grouped queries: the queries that share a key are rows of one product, and no key is copied.
 
-Owns what the engines put in place of transformers' `sdpa` while a body runs. It copies each key for every query that
+Owns what the backends put in place of transformers' `sdpa` while a body runs. It copies each key for every query that
 shares it, or has the kernel take the queries apart, which on a CPU is slow for few rows in bfloat16. Results differ by
 rounding.
 """

@@ -8,22 +8,16 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from opt_tree.backend import Inputs, layer_shapes
-from opt_tree.backends.packed import Buckets, Packed
+from opt_tree.backends.packed import Packed
 from opt_tree.backends.recurrent import RecurrentCache
 from opt_tree.backends.recurrent_layers import limits_steps, recurrent_forwards, recurrent_layers
-from opt_tree.errors import UnsupportedModelError
 from opt_tree.target import Output
 
 
 class Hybrid(Packed):
     """Computes forwards in which each row's running state is that of its own path."""
 
-    def __init__(self, network: Any, buckets: Buckets | None = None) -> None:
-        if buckets is not None:
-            raise UnsupportedModelError(
-                f"{network.config.name_or_path or type(network).__name__} pads its forwards to buckets, and has layers "
-                "with a running state, which score a tree as it is"
-            )
+    def __init__(self, network: Any) -> None:
         super().__init__(network)
         self._recurrent = recurrent_layers(network)
         self._renamed = next((module for module in network.modules() if _names_it_otherwise(module)), None)

@@ -62,10 +62,11 @@ class Packed(Backend):
 
     name = "eager"
 
-    def __init__(self, network: Any, buckets: Buckets | None = None, packed: PackedWeights | None = None) -> None:
+    def __init__(self, network: Any, packed: PackedWeights | None = None) -> None:
         """`packed`: weights of a model that this network is a part of, whose owner looks after them."""
         super().__init__(network)
-        self.buckets = buckets
+        self.buckets: Buckets | None = None
+        """The shapes that forwards are padded to; None: to none."""
         self.packed = PackedWeights(network) if packed is None else packed
         self.changes = 0
         """How often the network was found to be another one."""

@@ -4,7 +4,7 @@ Owns the shapes of a step's forwards, and what comes of them on the device. Back
 compute all others. Knows nothing of what the host gives, reads and notes (`device_step.py`), and of when a text ends.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 from opt_tree.backend import Backend, Inputs
 from opt_tree.backends.tensor_drafter import Behind, TensorDrafter, TensorRows
 from opt_tree.backends.tensor_growth import Growth
-from opt_tree.backends.tensor_pool import TensorFrontier, TensorLayer, TensorPool, TensorTree, tree_of
-from opt_tree.backends.tensor_verdict import TensorVerdict, judged
+from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
+from opt_tree.backends.tensor_verdict import judged
 from opt_tree.model import Model
 from opt_tree.sampling import Sampling
 from opt_tree.target import Output
@@ -84,20 +84,6 @@ def whole(layers: Layers) -> Left:
     return found
 
 
-def chosen(growth: Growth, pool: TensorPool, limit: int) -> TensorTree:
-    """The tree of a pool whose candidates are all there."""
-    pool.close()
-    return tree_of(pool, growth.select(pool), limit)
-
-
-class Glue(NamedTuple):
-    """What lies between the forwards of a step, as functions of tensors: as they are here, or compiled."""
-
-    layer: Callable[..., tuple[TensorLayer, TensorFrontier | None]] = Growth.layer
-    chosen: Callable[..., TensorTree] = chosen
-    judged: Callable[..., TensorVerdict] = judged
-
-
 class TensorStep:
     """The step of one target, one drafter and one policy's growth."""
 
@@ -109,7 +95,6 @@ class TensorStep:
         self.models = [lm for lm in (target, drafter.lm) if lm is not None]
         self._shapes: dict[tuple[Backend, int, int], tuple[int, int]] = {}
         self._slots: dict[tuple[Any, ...], tuple[int, int]] = {}
-        self.glue = Glue()
 
     def shape(self, lm: Model, rows: int, slot: int) -> tuple[int, int]:
         """`Backend.shape`, asked once."""
@@ -152,13 +137,14 @@ class TensorStep:
         context = torch.stack(numbers), given.features, length, root, more, self.growth.nodes
         behind = Behind(self.forward, shape.keys[1], *context)
         pool = yield from self._grow(behind, shape, given)
-        tree = self.glue.chosen(self.growth, pool, shape.limit)
+        pool.close()
+        tree = tree_of(pool, self.growth.select(pool), shape.limit)
         output = self._score(tree, before, shape.keys[0])
         # Nothing that is carried looks at the tree: it only says how many rows there are.
         sizes = Tree.of([0] * len(tree.tokens), [-1] + [0] * (len(tree.tokens) - 1))
         scores = shape.sampling.process(output.logits, sizes, [])
         kept = self.drafter.keeps_rows
-        found = self.glue.judged(tree, scores, starts, torch.stack([before, length]), (shape.limit, most, kept))
+        found = judged(tree, scores, starts, torch.stack([before, length]), (shape.limit, most, kept))
         path = found.path
         _move(target, before + steps, before + path)
         if self.drafter.lm is not None and kept and pool.slots:
@@ -179,7 +165,7 @@ class TensorStep:
         while pool.depth == 0 or (front is not None and not stopped):
             values = drafter.begin(behind) if front is None else drafter.below(pool, front.tokens, front.above)
             depth, vocabulary = pool.depth + 1, (drafter.names, given.ends)
-            layer, front = self.glue.layer(growth, pool.front, values, vocabulary, depth, depth >= shape.limit)
+            layer, front = growth.layer(pool.front, values, vocabulary, depth, depth >= shape.limit)
             pool.take(layer, front)
             if looks:
                 stopped = yield pool.flag(front)

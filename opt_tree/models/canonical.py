@@ -67,8 +67,8 @@ def make_canonical(lm: Any, on: bool = True) -> None:
 
 def _switch(lm: "CausalLM", on: bool) -> None:
     lm.eager.packed.make_canonical(on)
-    if isinstance(lm.engine, Captured):
-        lm.engine.forget()  # graphs hold the other one
+    if isinstance(lm.backend, Captured):
+        lm.backend.forget()  # graphs hold the other one
 
 
 def make_exact(lm: Any) -> None:
@@ -102,19 +102,19 @@ def check(lm: "CausalLM") -> None:
 
     Raises NotCanonicalError with the first layer whose numbers differ in a bit.
     """
-    work = lm.work
-    ids = [(7 * i + 3) % lm.vocab for i in range(min(lm.fixed_rows or _LENGTH, lm.max_context - _LAST))]
+    work, fixed = lm.work, lm.eager.rows_at_once
+    ids = [(7 * i + 3) % lm.vocab for i in range(min(fixed or _LENGTH, lm.max_context - _LAST))]
     try:
         before = layers_seen()
         expected = _prefill(lm, ids).clone()
         layers, seen = len(lm.cache.shapes), layers_seen() - before
-        if lm.engine is lm.eager and seen < layers:
+        if lm.backend is lm.eager and seen < layers:
             attention = lm.model.config.get_text_config()._attn_implementation
             raise NotCanonicalError(
                 f"{lm.name} is not canonical: {seen} of its {layers} layers ask transformers' interface for 'sdpa' "
                 f"attention, the others compute their own (it was loaded with {attention!r})"
             )
-        if not lm.fixed_rows:
+        if not fixed:
             _check_gelu(lm, ids)
         for number, trial in enumerate(_trials(lm, ids)):
             if not same_bits(trial.run()[trial.rows], expected[trial.tokens]):
@@ -123,7 +123,7 @@ def check(lm: "CausalLM") -> None:
                 raise NotCanonicalError(
                     f"{lm.name} is not canonical: {trial.what} has other logits than one prefill{first}"
                 )
-        if lm.fixed_rows:
+        if fixed:
             return  # and sequences run one after the other
         one, two = (_lanes(lm, ids[: 3 * _LAST], lanes) for lanes in (1, 2))
         if not same_bits(two, one):
@@ -193,8 +193,8 @@ def _lanes(lm: "CausalLM", ids: list[int], lanes: int) -> Tensor:
         for shape in lm.cache.shapes
         for dim in (shape.key_dim, shape.value_dim)
     ]
-    if isinstance(lm.engine, Compiled):
-        return lm.engine.call(Inputs(ints, mask), kv).logits[-1]
+    if isinstance(lm.backend, Compiled):
+        return lm.backend.call(Inputs(ints, mask), kv).logits[-1]
     return lm.eager.forward(Inputs(ints, mask), BodyCache(kv, ints[2], len(ids))).logits[-1]
 
 

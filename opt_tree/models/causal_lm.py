@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 
-from opt_tree.backend import Backend, Inputs
+from opt_tree.backend import Inputs
 from opt_tree.backends.canonical import NotCanonicalError
 from opt_tree.backends.hybrids import Hybrid
 from opt_tree.backends.packed import Buckets, Packed
@@ -58,11 +58,11 @@ class CausalLM(Model):
     tokenizer_ends: frozenset[int] = frozenset()
     """End tokens that the tokenizer of its `Pair` names."""
 
-    def __init__(self, model: Any, buckets: Buckets | None = None, probe: bool = True) -> None:
+    def __init__(self, model: Any, probe: bool = True) -> None:
         check_model(model)
         check_layers(model)
         self._logits, self.ranks = logits_per_row(model), ranks_of(model)
-        super().__init__(model, _backend_of(model, buckets, self.ranks is not None))
+        super().__init__(model, _backend_of(model, self.ranks is not None))
         self.vocab, (self.max_context, self.context_note) = self._logits, context_limit(model)
         self.key_limit = key_limit(model)
         self.ahead: SplitTarget | None = None
@@ -76,15 +76,6 @@ class CausalLM(Model):
             check_tree_mask(self)
 
     @property
-    def engine(self) -> Any:
-        """Its backend, which computes every forward."""
-        return self.backend
-
-    @engine.setter
-    def engine(self, backend: Backend) -> None:
-        self.backend = backend
-
-    @property
     def eager(self) -> Packed:
         """The backend without compiled code, which every other one is compared with."""
         backend: Any = self.backend
@@ -92,7 +83,7 @@ class CausalLM(Model):
 
     @property
     def buckets(self) -> Buckets | None:
-        """The shapes that forwards are padded to."""
+        """The shapes that forwards are padded to, where they are captured (`compile_forwards`)."""
         return self.eager.buckets
 
     @buckets.setter
@@ -108,11 +99,6 @@ class CausalLM(Model):
     def quantised(self) -> bool:
         """Whether some weights have eight or four bits. Rows are then rounded coarsely, in float32, too."""
         return weights_of(self.model) is not None
-
-    @property
-    def fixed_rows(self) -> int | None:
-        """How many rows every forward of a canonical target has on CUDA; None: as many as are asked for."""
-        return self.eager.rows_at_once
 
     @property
     def recurrent(self) -> bool:
@@ -279,7 +265,7 @@ class CausalLM(Model):
         self._given = None
 
 
-def _backend_of(model: Any, buckets: Buckets | None, spread: bool) -> Packed:
+def _backend_of(model: Any, spread: bool) -> Packed:
     """The backend that a model needs: it is spread over processes, has layers with a state, or neither."""
     if recurrent_layers(model):
         if spread:
@@ -287,8 +273,8 @@ def _backend_of(model: Any, buckets: Buckets | None, spread: bool) -> Packed:
                 f"{model.config.name_or_path or type(model).__name__} is spread over processes, and has layers "
                 "with a running state, which score a tree as it is"
             )
-        return Hybrid(model, buckets)
-    return Spread(model, buckets) if spread else Packed(model, buckets)
+        return Hybrid(model)
+    return Spread(model) if spread else Packed(model)
 
 
 def _keep_freed_memory() -> None:

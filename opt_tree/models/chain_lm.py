@@ -34,7 +34,7 @@ from opt_tree.models.capabilities import (
     size_of,
     unwrapped,
 )
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.left_out import processing
 from opt_tree.models.positions import context_limit
 from opt_tree.models.tensor_parallel import ranks_of
@@ -341,7 +341,7 @@ AnyLM = CausalLM | ChainLM
 """A wrapped transformers model, one way or the other."""
 
 
-def wrap(model: Any, buckets: Buckets | None = None) -> AnyLM:
+def wrap(model: Any) -> AnyLM:
     """Wrap a model as what it can be: `CausalLM` where it can hold a tree, else `ChainLM`, which a warning says.
 
     An attention that takes no tree mask (flash, flex) is switched to one that does, which a warning says, too.
@@ -355,10 +355,8 @@ def wrap(model: Any, buckets: Buckets | None = None) -> AnyLM:
             f"{type(model).__name__}: attention {attention!r} takes no tree mask; now {other!r}", stacklevel=2
         )
     try:
-        return CausalLM(model, buckets)
+        return CausalLM(model)
     except UnsupportedModelError as error:
-        if buckets is not None:
-            raise UnsupportedModelError(f"{error}; path by path no forward is padded to buckets") from error
         try:
             lm = ChainLM(model)
         except UnsupportedModelError as other:

@@ -55,6 +55,6 @@ def _facts(lm: "CausalLM") -> dict[str, Any]:
     return facts_of(lm.model, digest.hexdigest()) | {
         "what": "canonical",
         "ours": hashlib.sha256(b"".join(path.read_bytes() for path in ours)).hexdigest(),
-        "engine": [lm.engine.name, bool(lm.eager.packed), f"{lm.buckets}"],
+        "engine": [lm.backend.name, bool(lm.eager.packed), f"{lm.buckets}"],
         "libraries": {key: value for key, value in os.environ.items() if key.startswith(_LIBRARIES)},
     }

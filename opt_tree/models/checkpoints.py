@@ -21,7 +21,7 @@ from huggingface_hub import constants
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 from transformers.utils import cached_file
 
@@ -30,7 +30,6 @@ from opt_tree.backends.mapped import release
 from opt_tree.backends.native_layers import compute_natively
 from opt_tree.backends.quantised import check_weights, quantise
 from opt_tree.errors import nearest, one_line, require
-from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import AnyLM, wrap
 from opt_tree.models.room import check_weights_fit, stored_as
 from opt_tree.system.memory import out_of_memory
@@ -82,7 +81,6 @@ def load_causal_lm(
     path: str,
     dtype: str | torch.dtype = "auto",
     device: str = "cpu",
-    buckets: Buckets | None = None,
     weights: str | None = None,
     **model_options: Any,
 ) -> AnyLM:
@@ -101,7 +99,7 @@ def load_causal_lm(
         with refused(f"cannot load {path}"):
             check_weights_fit(path, kept, weights)
     if weights is None:
-        return wrap(_load_whole(AutoModelForCausalLM, path, dtype=kept, **model_options), buckets)
+        return wrap(_load_whole(AutoModelForCausalLM, path, dtype=kept, **model_options))
     # Weights that lie in the file as bfloat16 are quantised from there: as float32 they would all be in memory at once.
     narrow = kept is torch.float32 and stored_as(path) == {"BF16"}
     model = _load_whole(AutoModelForCausalLM, path, dtype=torch.bfloat16 if narrow else kept, **model_options)
@@ -115,7 +113,7 @@ def load_causal_lm(
         model.to(kept)
         model.config.dtype = kept
     compute_natively(model)
-    return wrap(model, buckets)
+    return wrap(model)
 
 
 def _widened(weight: Tensor) -> Tensor:
@@ -135,11 +133,6 @@ def load_weights(path: str, dtype: torch.dtype) -> Any:
 def load_config(path: str) -> Any:
     """Load a model's config, as `transformers` knows it."""
     return _load(AutoConfig, path)
-
-
-def load_model(path: str, dtype: torch.dtype, device: str) -> Any:
-    """Load a model that is no causal LM, as `transformers` knows it."""
-    return _load_whole(AutoModel, path, dtype=dtype, device_map=device)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:

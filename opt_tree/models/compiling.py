@@ -1,6 +1,6 @@
 """From an eager model to a compiled one: finds or makes its package, checks it, and says why where that fails.
 
-Owns the decision: an engine is taken only when it computes what the eager one does. Files are
+Owns the decision: a backend is taken only when it computes what the eager one does. Files are
 `backends/package_cache.py`'s, code is `backends/compiled.py`'s.
 """
 
@@ -25,31 +25,32 @@ from opt_tree.target import Work
 from opt_tree.tree import Tree
 
 _NOISE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""How far another engine's logits may be off, as a part of the largest (eager attention's softmax is float32 in any
+"""How far another backend's logits may be off, as a part of the largest (eager attention's softmax is float32 in any
 dtype)."""
 _ROW, _WHOLE = 0.3, 0.05
 """The same in narrower dtypes: as a part of a row, and of all of them, by their norms. A wrong row is off by 1."""
 
 
-def compile_forwards(lm: AnyLM, make: bool = True) -> bool:
+def compile_forwards(lm: AnyLM, make: bool = True, buckets: Buckets = Buckets()) -> bool:
     """Compute a model's forwards by compiled code from now on; return whether that is so.
 
     Its context is forgotten. A package is made once, in minutes, and kept in the user's cache (see
     `backends/package_cache.py`); with make=False only one that is there is taken. On CUDA forwards are captured as
-    graphs instead, one for each shape of the model's `Buckets`, when it first comes or in `warm_up`.
+    graphs instead, one for each shape of `buckets`, when it first comes or in `warm_up`.
     Where a model cannot be compiled it stays eager, and a warning says why in one line. The weights are those of now:
     a text that begins after a change of the model is computed eagerly, with a warning, until it is compiled again.
     """
     require((CausalLM, ChainLM), lm=lm)
     require(bool, make=make)
+    require(Buckets, buckets=buckets)
     if not isinstance(lm, CausalLM):
         if make:
             warnings.warn(f"{lm.name} is not compiled: it keeps a cache of its own", stacklevel=2)
         return False
-    if isinstance(lm.engine, Compiled):
-        lm.eager.packed.pack(lm.engine.packed)  # as it was before
-    eager, buckets = lm.eager, lm.buckets
-    lm.engine = eager
+    if isinstance(lm.backend, Compiled):
+        lm.eager.packed.pack(lm.backend.packed)  # as it was before
+    eager, before = lm.eager, lm.buckets
+    lm.backend = eager
     lm.reset()
     try:
         if lm.ranks is not None:
@@ -57,22 +58,21 @@ def compile_forwards(lm: AnyLM, make: bool = True) -> bool:
         if what := "layers with a running state" if lm.recurrent else rope_border(lm.model) and "LongRoPE":
             raise CompileError(f"it has {what}, and a graph holds nothing that changes with the context")
         if lm.device.type == "cuda":
-            lm.buckets = lm.buckets or Buckets()
-            lm.engine = Captured(eager, lm.buckets.rows)
+            lm.backend, lm.buckets = Captured(eager, buckets.rows), buckets
         elif lm.device.type != "cpu":
             raise CompileError(f"packages are for CPUs and graphs for CUDA, and it is on {lm.device.type}")
         else:  # one kind of layer means one mask, as `CausalLM` makes it
-            lm.engine = Compiled(eager, lm.mask_kinds, make, lm.drafted is not None)
-        _check_engine(lm)
+            lm.backend = Compiled(eager, lm.mask_kinds, make, lm.drafted is not None)
+        _check_backend(lm)
         if lm.canonical:
             check(lm)
     except (CompileError, NotCanonicalError, OSError) as why:  # a full disk, a cache that cannot be written
-        lm.engine, lm.buckets = eager, buckets
+        lm.backend, lm.buckets = eager, before
         if make:
             warnings.warn(f"{lm.name} is not compiled: {why}", stacklevel=2)
-    if isinstance(lm.engine, Compiled):
+    if isinstance(lm.backend, Compiled):
         eager.packed.pack(False)  # its package has them
-    return lm.engine is not eager
+    return lm.backend is not eager
 
 
 def captured_shapes(lm: AnyLM, nodes: int, context: int) -> list[tuple[int, int]]:
@@ -80,12 +80,12 @@ def captured_shapes(lm: AnyLM, nodes: int, context: int) -> list[tuple[int, int]
 
     Those of a model whose forwards are captured as graphs; none for every other one.
     """
-    if not isinstance(lm, CausalLM) or not isinstance(lm.engine, Captured) or lm.buckets is None:
+    if not isinstance(lm, CausalLM) or not isinstance(lm.backend, Captured) or lm.buckets is None:
         return []
-    least = lm.fixed_rows or 1
-    rows, keys = lm.buckets.pad(lm.fixed_rows or nodes + 1, min(context, lm.max_context - nodes - 1))
+    fixed = lm.eager.rows_at_once
+    rows, keys = lm.buckets.pad(fixed or nodes + 1, min(context, lm.max_context - nodes - 1))
     sizes = [size for size in lm.buckets.keys if size < keys] + [keys]
-    return [(few, many) for few in lm.buckets.rows if least <= few <= rows for many in sizes if few < many]
+    return [(few, many) for few in lm.buckets.rows if (fixed or 1) <= few <= rows for many in sizes if few < many]
 
 
 @torch.inference_mode()
@@ -112,9 +112,9 @@ def warm_up(lm: CausalLM, shapes: list[tuple[int, int]]) -> Iterator[tuple[int, 
 
 
 @torch.inference_mode()
-def _check_engine(lm: CausalLM) -> None:
-    """Probe the engine and compare it with the eager one; raise CompileError where it computes something else."""
-    engine = lm.engine
+def _check_backend(lm: CausalLM) -> None:
+    """Probe the backend and compare it with the eager one; raise CompileError where it computes something else."""
+    backend = lm.backend
     if not takes(lm.model, "features"):
         try:
             check_tree_mask(lm)
@@ -122,15 +122,15 @@ def _check_engine(lm: CausalLM) -> None:
             raise CompileError(str(error)) from error
     try:
         found = _answers(lm)
-        lm.engine = lm.eager
+        lm.backend = lm.eager
         expected = _answers(lm)
     finally:
-        lm.engine = engine
+        lm.backend = backend
         lm.reset()
         lm.work = Work()
     _check_close(lm, found, expected, "its compiled logits")
-    if isinstance(engine, Compiled):
-        _check_lanes(lm, engine)
+    if isinstance(backend, Compiled):
+        _check_lanes(lm, backend)
 
 
 def _check_close(lm: CausalLM, found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
@@ -146,13 +146,13 @@ def _check_close(lm: CausalLM, found: torch.Tensor, expected: torch.Tensor, what
         raise CompileError(f"{what} are off by {off:.2g}, where the largest is {size:.2g}")
 
 
-def _check_lanes(lm: CausalLM, engine: Compiled) -> None:
+def _check_lanes(lm: CausalLM, backend: Compiled) -> None:
     """Compare a forward of three lanes, of another length each, with the body as it is: what is said and written.
 
     The lanes' contexts are the model's own rows: on made-up ones a deep model in a narrow dtype says anything.
     """
-    body, numbers = Body(lm.model, engine.traced), torch.Generator().manual_seed(0)
-    traced = example(lm.model, lm.cache.shapes, engine.kinds, lanes=3)
+    body, numbers = Body(lm.model, backend.traced), torch.Generator().manual_seed(0)
+    traced = example(lm.model, lm.cache.shapes, backend.kinds, lanes=3)
     ints, mask, views = traced["ints"], traced["mask"], traced["kv"]
 
     def filled(ints: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
@@ -171,10 +171,10 @@ def _check_lanes(lm: CausalLM, engine: Compiled) -> None:
     for lane in range(3):  # a lane that is shorter sees less
         causal[lane, :, begin:, begin - 9 * lane : begin] = False
     ints, seen, given = filled(ints, causal[:, :, begin:].contiguous())
-    found = engine.call(Inputs(ints, seen, features=given), views)
+    found = backend.call(Inputs(ints, seen, features=given), views)
     expected = body(ints, seen, again, given)
     _check_close(lm, found.logits.double(), expected[0].double(), "its compiled logits of several lanes")
-    last = engine.call(Inputs(ints, seen, features=given, last_only=True), views).logits[:, -1:]
+    last = backend.call(Inputs(ints, seen, features=given, last_only=True), views).logits[:, -1:]
     _check_close(lm, last.double(), expected[0][:, -1:].double(), "its compiled logits of the last row")
     for view, one in zip(views, again, strict=True):
         _check_close(lm, view.double(), one.double(), "the rows that its compiled forward of several lanes writes")

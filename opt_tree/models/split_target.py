@@ -29,8 +29,8 @@ class Over(Packed):
     """Computes some layers of a target, over the target's cache and with its packed weights."""
 
     def __init__(self, network: Any, target: CausalLM) -> None:
-        super().__init__(network, target.buckets, target.eager.packed)
-        self.target = target
+        super().__init__(network, target.eager.packed)
+        self.target, self.buckets = target, target.buckets
 
     def new_cache(self) -> KVCache:
         return self.target.cache
@@ -124,7 +124,7 @@ class SplitTarget:
         hidden = self._run_lower(Forward(self.lower, tokens, positions, visible))
         # A canonical package has other bits than eager halves: its trees are scored by the whole of it. On CUDA halves
         # have other numbers of rows.
-        whole = target.canonical and (target.engine is not target.eager or target.fixed_rows)
+        whole = target.canonical and (target.backend is not target.eager or target.eager.rows_at_once)
         target.ahead = None if whole else self
         return hidden
 

@@ -14,7 +14,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from opt_tree.backend import layer_shapes
-from opt_tree.backends.packed import Buckets, Packed
+from opt_tree.backends.packed import Packed
 from opt_tree.backends.quantised import QuantisedLinear
 from opt_tree.cache import KVCache
 from opt_tree.errors import UnsupportedModelError
@@ -97,8 +97,8 @@ class LedCache(KVCache):
 class Spread(Packed):
     """Computes forwards of a model whose weights other processes have a part of."""
 
-    def __init__(self, network: Any, buckets: Buckets | None = None) -> None:
-        super().__init__(network, buckets)
+    def __init__(self, network: Any) -> None:
+        super().__init__(network)
         self.packed.pack(False)
 
     def new_cache(self) -> LedCache:

@@ -14,28 +14,9 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.errors import counted
-from opt_tree.models.checkpoints import CheckpointError
-
 _FILES = ("tokenizer*", "vocab*", "merges*", "*.model", "added_tokens.json", "special_tokens_map.json")
 _FEW = 0.01
 """A draft model that lacks a larger share of the target's tokens than this is worth a warning."""
-
-
-def check_same_tokenizer(
-    target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase, target_name: str, drafter_name: str
-) -> None:
-    """Raise CheckpointError unless both name the same tokens by the same ids."""
-    ours, theirs = target.get_vocab(), drafter.get_vocab()
-    if ours == theirs:
-        return
-    different = sum(theirs.get(token) != index for token, index in ours.items())
-    extra = sorted(theirs.keys() - ours.keys(), key=lambda token: theirs[token])
-    such = f" (such as {extra[0]!r})" if extra else ""
-    raise CheckpointError(
-        f"different tokenizers: {different} of the {len(ours)} tokens of {target_name} have another id or none in "
-        f"{drafter_name}, which has {counted(len(extra), 'token')} of its own{such}"
-    )
 
 
 def same_files(tokenizer: PreTrainedTokenizerBase, folder: str) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from opt_tree.backends.device_decoder import DeviceDecoder
-from opt_tree.backends.fused import can_fuse
 from opt_tree.backends.tensor_drafter import ByLayers, TensorDrafter
 from opt_tree.backends.tensor_growth import Beam, Best, Fixed, Growth
 from opt_tree.children import TopK
@@ -40,7 +39,7 @@ TENSORS: dict[type[Drafter], Callable[[Any], TensorDrafter]] = {
 """How drafters of these classes answer on tensors."""
 
 
-def on_device(decoder: Decoder, compile_glue: bool = False) -> DeviceDecoder:
+def on_device(decoder: Decoder) -> DeviceDecoder:
     """Return a decoder of the same parts whose steps stay on the device: the host waits once a step.
 
     Draft models, EAGLE heads and heads of one pass; stores and the text at hand, alone, below a model's first layer
@@ -48,15 +47,12 @@ def on_device(decoder: Decoder, compile_glue: bool = False) -> DeviceDecoder:
     `DynamicDepth` and of `Static` with its most probable children. `greedy` and `match`. Other steps are the host's:
     `repr` says why none is on the device, `taken` how many of the last text were. Texts, trees and acceptance lengths
     are those of the decoder. Where a draft stops, one layer more is launched, as the host looks at its flag meanwhile.
-    On CUDA a step is captured, as a whole or layer by layer, where the forwards of its models are (`compile_forwards`);
-    with `compile_glue` what lies between them is compiled, too. ValueError for that without CUDA and Triton.
+    On CUDA a step is captured, as a whole or layer by layer, where the forwards of its models are (`compile_forwards`).
 
         decoder = on_device(Decoder(pair.target, pair.drafter, OptTree(nodes=16)))
         decoder.generate(pair.encode("Why is the sky blue?")).tokens, decoder.taken
     """
     require(Decoder, decoder=decoder)
-    if compile_glue and not (decoder.target.device.type == "cuda" and can_fuse()):
-        raise ValueError(f"compile_glue needs a CUDA device and Triton; the target is on {decoder.target.device}")
     tensors, policy = tensors_of(decoder.drafter), decoder.policy
     growth, why = None, None
     if tensors is None:
@@ -65,7 +61,7 @@ def on_device(decoder: Decoder, compile_glue: bool = False) -> DeviceDecoder:
         why = f"{_name(policy)} picks any of a table's ties"
     elif (growth := growth_of(policy, tensors.columns)) is None:
         why = f"{_name(policy)} looks at its trees on the host"
-    return DeviceDecoder(decoder, tensors_of, growth, why, compile_glue)
+    return DeviceDecoder(decoder, tensors_of, growth, why)
 
 
 def tensors_of(drafter: Drafter | None) -> TensorDrafter | None:

@@ -16,7 +16,7 @@ from opt_tree.errors import require
 from opt_tree.methods.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.models.canonical import make_canonical, make_exact
 from opt_tree.models.capabilities import end_tokens
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import (
     CheckpointError,
@@ -124,12 +124,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, message: str | list[dict[str, str
     return tokenizer(render(tokenizer, messages), add_special_tokens=False).input_ids
 
 
-def _named(target: Any, drafter: Any, eagle: Any, buckets: Any, **switches: Any) -> str:
+def _named(target: Any, drafter: Any, eagle: Any, **switches: Any) -> str:
     """The target's name; TypeError where one of these is not of its type, CheckpointError for two drafters."""
     require(bool, **switches)
     require((str, PathLike), target=target)
     require((str, NoneType), drafter=drafter, eagle=eagle)
-    require((Buckets, NoneType), buckets=buckets)
     if drafter and eagle:
         raise CheckpointError("name a drafter or an EAGLE head, not both")
     return fspath(target)
@@ -156,7 +155,6 @@ def load_pair(
     draft_dtype: str | torch.dtype = "auto",
     device: str | None = None,
     bare: bool = False,
-    buckets: Buckets | None = None,
     compile: bool = False,
     canonical: bool = False,
     exact: bool = True,
@@ -176,17 +174,17 @@ def load_pair(
     warning and `target.not_canonical` say why. `canonical`: in float32, too, and NotCanonicalError if it cannot be.
     `model_options` go to transformers (`device_map=`, `quantization_config=`, ...).
     """
-    target = _named(target, drafter, eagle, buckets, bare=bare, compile=compile, canonical=canonical, exact=exact)
+    target = _named(target, drafter, eagle, bare=bare, compile=compile, canonical=canonical, exact=exact)
     spec = _spec(target, f"eagle:{eagle}" if eagle else drafter)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(device)
     check_drafter(spec)  # before the target is loaded
     folder = resolve(target, "target")
-    lm = load_causal_lm(folder, dtype, device, buckets, weights, **model_options)
+    lm = load_causal_lm(folder, dtype, device, weights, **model_options)
     if canonical or exact:
         (make_canonical if canonical else make_exact)(lm)
     tokenizer = load_tokenizer(folder)
-    options = DrafterOptions(tokenizer, draft_dtype, device, buckets, bare, weights)
+    options = DrafterOptions(tokenizer, draft_dtype, device, bare, weights)
     pair = Pair(lm, tokenizer, load_drafter(spec, lm, options))
     if compile:
         pair.compile()

@@ -125,7 +125,7 @@ def _facts(target: AnyLM, drafter: Drafter) -> dict[str, Any]:
 def _engine(lm: AnyLM) -> str:
     if not isinstance(lm, CausalLM):
         return "path by path"
-    return "packed" if lm.engine is lm.eager and lm.eager.packed else lm.engine.name
+    return "packed" if lm.backend is lm.eager and lm.eager.packed else lm.backend.name
 
 
 def measure_costs(target: AnyLM, drafter: Drafter, lanes: int = 1) -> Costs:

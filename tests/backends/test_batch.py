@@ -243,7 +243,7 @@ def test_a_job_s_decoder_is_of_no_use_after_it(decoder, alone):
 
 
 def test_what_cannot_be_packed_is_decoded_one_by_one(decoder, alone, monkeypatch):
-    monkeypatch.setattr(decoder.target, "engine", Captured(decoder.target.eager, (8,)))
+    monkeypatch.setattr(decoder.target, "backend", Captured(decoder.target.eager, (8,)))
     with pytest.warns(UserWarning, match="one sequence after the other: .* replays captured graphs"):
         many = generate_batch(decoder, PROMPTS[:2], NEW, width=2)
     assert trace(many) == alone[:2] and {answer.lanes for answer in many} == {1}

@@ -1,16 +1,14 @@
 """Canonical attention in Triton, without a GPU: in Triton's interpreter, and as the code that a GPU would get."""
 
 import importlib
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from in_triton import compiled, only_compiled, only_interpreted, run_interpreted
 from test_canonical import DTYPES, bits, leaves_no_trace, problem
 from tiny_models import ARCHITECTURES, build, prompt, random_tree
 from torch import Tensor
@@ -21,28 +19,17 @@ from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.tree import Tree
 
-WANTED = "pip install triton to try the kernels for CUDA"
-INTERPRETED = "3.9"
-"""What the interpreter is tried with: 3.6 stops at loops with NumPy 2.4."""
-HERE = Path(__file__)
-
 
 @pytest.fixture
 def interpreted(request: pytest.FixtureRequest) -> ModuleType:
-    """The kernels in the interpreter, which Triton takes for all that it loads or for nothing: in another process."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("runs with TRITON_INTERPRET=1, as test_all_that_is_interpreted does")
+    """The kernels in the interpreter."""
+    only_interpreted()
     request.getfixturevalue("kernel")
     return importlib.import_module("opt_tree.backends.canonical_cuda")
 
 
 def test_all_that_is_interpreted() -> None:
-    pytest.importorskip("triton", INTERPRETED, reason=WANTED)
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("this is that process")
-    run = [sys.executable, "-m", "pytest", "-n", "0", "-rs", "-k", "interpreter", str(HERE)]
-    found = subprocess.run(run, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert found.returncode == 0 and "skipped" not in found.stdout, found.stdout[-4000:] + found.stderr[-2000:]
+    run_interpreted(__file__)
 
 
 @pytest.mark.parametrize(
@@ -80,23 +67,12 @@ def test_a_mask_that_adds_other_numbers_is_loud_in_the_interpreter(interpreted: 
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_it_compiles_for_a_gpu_and_fuses_nothing_by_itself(capability: int) -> None:
-    pytest.importorskip("triton", reason=WANTED)
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("an interpreted kernel is not compiled")
+    only_compiled()
     module = importlib.import_module("opt_tree.backends.canonical_cuda")
-    from triton import compile as compile_kernel  # type: ignore[import-not-found]
-    from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
-    from triton.compiler import ASTSource  # type: ignore[import-not-found]
-
     sizes = {name: getattr(module, name) for name in ("QUERIES", "KEYS", "SUMMED", "UNROLL")} | {"DIM": 64, "WIDTH": 64}
-    types = dict.fromkeys(module.INTEGERS, "i32") | dict.fromkeys(module.OTHERS, "*bf16")
-    types |= {"scores": "*fp32", "scale": "fp32"} | dict.fromkeys(sizes, "constexpr")
+    types = dict.fromkeys(module.OTHERS, "*bf16") | {"scores": "*fp32", "scale": "fp32"}
     for kernel in (module._score, module._weigh, module._sum):
-        signature = {name: types[name] for name in kernel.arg_names}
-        known = {name: size for name, size in sizes.items() if name in signature}
-        source = ASTSource(kernel, signature, constexprs=known)
-        made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": False})
-        text = made.asm["ptx"]
+        text = compiled(kernel, types, sizes, capability, enable_fp_fusion=False)["ptx"]
         assert ("fma.rn.f32" in text) is (kernel is module._sum)
         assert not re.search(r"\b(add|mul)\.f32", text), "what may still be fused has no .rn"
 

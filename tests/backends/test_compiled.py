@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from side_by_side import PROMPTS, decoder_of, trace
-from tiny_models import ARCHITECTURES, TOLERANCE, build, perturbed, prompt, random_tree, tiny, tiny_head
+from tiny_models import ARCHITECTURES, TOLERANCE, build, padded_to, perturbed, prompt, random_tree, tiny, tiny_head
 from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
 from transformers import PreTrainedModel
@@ -64,7 +64,7 @@ def compiled(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[CausalLM]
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             assert compile_forwards(lm)
-        assert lm.engine.name == "aot"
+        assert lm.backend.name == "aot"
         return lm
 
     return compiled_model
@@ -98,8 +98,8 @@ def test_a_compiled_model_writes_the_same_text_while_its_cache_grows(compiled):
     drafter = CausalLMDrafter(long_drafter(), lm.vocab)
     assert opt(lm, drafter, OptTree(9, 0.1, 4)).generate(prompt(240), 280).tokens == expected
     assert lm.cache.capacity > 512
-    made = lm.engine.package.folder
-    assert compiled(CausalLM(long_llama())).engine.package.folder == made, "the next one takes the same package"
+    made = lm.backend.package.folder
+    assert compiled(CausalLM(long_llama())).backend.package.folder == made, "the next one takes the same package"
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_compiled_forwards_are_canonical_among_themselves(compiled, kernel):
     for seed in range(3):
         asked = prompt(20 + 5 * seed, seed)
         assert decoder.generate(asked, 24).tokens == plain(lm).generate(asked, 24).tokens
-    assert lm.engine.takes(10 * aot.LARGEST)
+    assert lm.backend.takes(10 * aot.LARGEST)
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_a_copy_of_a_compiled_model_runs_its_package(compiled):
     lm.append(prompt(9))
     again = copy.deepcopy(lm)
     tree = random_tree(5, seed=0, root=3)
-    assert again.engine is not lm.engine and again.engine.name == "aot"
+    assert again.backend is not lm.backend and again.backend.name == "aot"
     assert torch.equal(again.score(tree).logits, lm.score(tree).logits)
 
 
@@ -220,21 +220,21 @@ def test_a_copy_whose_package_is_gone_is_eager(compiled):
     lm = compiled(CausalLM(long_llama()))
     lm.append(prompt(9))
     blob, tree = pickle.dumps(lm), random_tree(5, seed=0, root=3)
-    package = lm.engine.package.file
+    package = lm.backend.package.file
     kept = package.rename(package.with_suffix(".kept"))
     try:
         with pytest.warns(UserWarning, match="its compiled package is gone .*; eager until compiled again"):
             again = pickle.loads(blob)
     finally:
         kept.rename(package)
-    assert again.engine.name == "eager"
+    assert again.backend.name == "eager"
     assert (again.score(tree).logits - lm.score(tree).logits).abs().max() < CLOSE
 
 
 @pytest.mark.slow
 def test_buckets_and_a_large_prefill(compiled):
-    """A compiled model may be padded as well; a prefill above the limit goes through the eager engine."""
-    exact, lm = CausalLM(long_llama()), compiled(CausalLM(long_llama(), Buckets(rows=(1, 8), keys=(64, 512))))
+    """A compiled model may be padded as well; a prefill above the limit goes through the eager backend."""
+    exact, lm = CausalLM(long_llama()), padded_to(Buckets((1, 8), (64, 512)), compiled(CausalLM(long_llama())))
     for length, rows in [(1, 1), (63, 1), (62, 9), (300, 5)]:
         assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < CLOSE
 
@@ -261,7 +261,7 @@ def test_an_export_that_fails_leaves_the_model_eager_and_says_why(fake):
     with pytest.warns(UserWarning, match=r"MixtralForCausalLM is not compiled: .*(data|guard|unbacked)") as told:
         assert not compile_forwards(lm)
     assert len(told) == 1 and "\n" not in str(told[0].message)
-    assert isinstance(lm.engine, Packed) and not fake
+    assert isinstance(lm.backend, Packed) and not fake
     exact = CausalLM(tiny("mixtral"))
     assert torch.equal(scored(lm, prompt(9), 5), scored(exact, prompt(9), 5))
 
@@ -278,7 +278,7 @@ def test_no_compiler(fake, monkeypatch):
         lm = CausalLM(tiny("llama"))
         with pytest.warns(UserWarning, match="not compiled: there is no C\\+\\+ compiler on this machine"):
             assert not compile_forwards(lm)
-        assert isinstance(lm.engine, Packed)
+        assert isinstance(lm.backend, Packed)
         with monkeypatch.context() as compiler:
             compiler.setattr(aot, "cpp_compiler", lambda: "none")
             assert compile_forwards(CausalLM(tiny("llama")))
@@ -294,7 +294,7 @@ def test_only_what_is_there(fake):
         assert not compile_forwards(lm, make=False)
         with pytest.raises(TypeError, match="make must be True or False, got 'no'"):
             compile_forwards(lm, make="no")  # type: ignore[arg-type]
-    assert not fake and isinstance(lm.engine, Packed)
+    assert not fake and isinstance(lm.backend, Packed)
     assert compile_forwards(lm) and compile_forwards(CausalLM(tiny("llama")), make=False)
     assert len(fake) == 1
 
@@ -350,9 +350,9 @@ def test_adapters_are_compiled_and_each_state_of_theirs_has_a_package(fake):
         if number:
             with pytest.warns(UserWarning, match="other adapters at work since its forwards were compiled"):
                 texts.append(plain(lm).generate(prompt(9), 12).tokens)
-        assert compile_forwards(lm) and lm.engine.name == "aot"
+        assert compile_forwards(lm) and lm.backend.name == "aot"
         text = plain(lm).generate(prompt(9), 12).tokens
-        assert lm.engine.name == "aot" and text == plain(CausalLM(adapted)).generate(prompt(9), 12).tokens
+        assert lm.backend.name == "aot" and text == plain(CausalLM(adapted)).generate(prompt(9), 12).tokens
         assert not number or text == texts[-1]
     assert len(fake) == 3, "switched on again it is what it was"
 
@@ -369,9 +369,9 @@ def test_an_option_and_a_layer_are_compiled_anew(fake, monkeypatch):
     assert len(fake) == 1, "the final hidden states are in every package"
     with pytest.warns(UserWarning, match=r"layers \[0\] are watched, which its package lacks"):
         lm.watch((0,))
-    assert len(fake) == 1 and lm.engine.name == "eager"
+    assert len(fake) == 1 and lm.backend.name == "eager"
     assert lm.append(prompt(5)).features.keys() == {0, -1}
-    assert compile_forwards(lm) and len(fake) == 2 and lm.engine.name == "aot"
+    assert compile_forwards(lm) and len(fake) == 2 and lm.backend.name == "aot"
     exact = CausalLM(model)
     exact.watch((0, -1))
     ours, theirs = lm.append(prompt(5)).features, exact.append(prompt(5)).features
@@ -381,7 +381,7 @@ def test_an_option_and_a_layer_are_compiled_anew(fake, monkeypatch):
 def test_a_damaged_package_is_made_again(fake):
     lm = CausalLM(tiny("llama"))
     assert compile_forwards(lm)
-    package = lm.engine.package
+    package = lm.backend.package
     note = package.folder / "about.json"
     whole, about = package.file.read_bytes(), note.read_text()
     damages = [
@@ -409,7 +409,7 @@ def test_a_package_that_does_not_load_is_made_again_once(fake, monkeypatch):
     lm = CausalLM(tiny("llama"))
     with pytest.warns(UserWarning, match="does not load: RuntimeError: bad library"):
         assert not compile_forwards(lm)
-    assert len(fake) == 2 and isinstance(lm.engine, Packed)
+    assert len(fake) == 2 and isinstance(lm.backend, Packed)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_a_body_that_computes_something_else_is_not_used(wrong, said, fake, monk
     lm = CausalLM(tiny("llama"))
     with pytest.warns(UserWarning, match=said):
         assert not compile_forwards(lm)
-    assert isinstance(lm.engine, Packed)
+    assert isinstance(lm.backend, Packed)
 
 
 def test_offloaded_and_spread_models_stay_eager(fake):
@@ -495,10 +495,10 @@ def test_a_package_that_others_may_write_to_is_not_run(fake, monkeypatch):
     """Neither where it is made nor where a copy loads it again."""
     lm = CausalLM(tiny("llama"))
     assert compile_forwards(lm)
-    cache = lm.engine.package.folder.parent
+    cache = lm.backend.package.folder.parent
     cache.chmod(0o777)
     with pytest.warns(UserWarning, match=r"package is gone \(.*cache may be written to by everybody"):
-        assert copy.deepcopy(lm).engine.name == "eager"
+        assert copy.deepcopy(lm).backend.name == "eager"
     with pytest.warns(UserWarning, match=r"is not compiled: .*cache may be written to by everybody \(mode 777\)"):
         assert not compile_forwards(CausalLM(tiny("llama")))
     assert not compile_forwards(CausalLM(tiny("llama")), make=False) and len(fake) == 1
@@ -542,8 +542,8 @@ def test_a_compiled_prompt_has_the_logits_of_its_last_row_alone(fake):
     lm = CausalLM(tiny("llama"))
     expected = lm.append(prompt(9)).logits.clone()
     assert compile_forwards(lm)
-    asked, call = [], lm.engine.call
-    lm.engine.call = lambda *given: asked.append(call(*given)) or asked[-1]  # type: ignore[method-assign]
+    asked, call = [], lm.backend.call
+    lm.backend.call = lambda *given: asked.append(call(*given)) or asked[-1]  # type: ignore[method-assign]
     torch.testing.assert_close(lm.append(prompt(9)).logits, expected)
     lm.score(random_tree(5, seed=0, root=1))
     assert [output.logits.shape[1] for output in asked] == [1, 5]

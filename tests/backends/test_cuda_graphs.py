@@ -1,4 +1,4 @@
-"""The captured engine on a CPU: the same buffers and shapes, called instead of replayed.
+"""The captured backend on a CPU: the same buffers and shapes, called instead of replayed.
 
 What a CPU cannot show is the capture itself; tests/pretend and, on a GPU, `pytest -m gpu` do.
 """
@@ -27,13 +27,12 @@ BUCKETS = Buckets(rows=(1, 4, 16), keys=(32, 64))
 
 
 def captured(model: torch.nn.Module, probe: bool = True) -> CausalLM:
-    lm = CausalLM(model, BUCKETS, probe=probe)
-    return by_graphs(lm)
+    return by_graphs(CausalLM(model, probe=probe))
 
 
 def by_graphs(lm: CausalLM) -> CausalLM:
     lm.buckets = BUCKETS
-    lm.engine = Captured(lm.eager, BUCKETS.rows)
+    lm.backend = Captured(lm.eager, BUCKETS.rows)
     return lm
 
 
@@ -52,7 +51,7 @@ def test_every_shape_computes_what_eager_forwards_do(architecture):
         for length, rows in [(1, 1), (15, 1), (16, 16), (17, 16), (31, 2), (60, 4), (60, 5), (9, 3), (90, 15)]:
             difference = scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)
             assert difference.abs().max() <= TOLERANCE[architecture], (length, rows)
-    assert len(lm.engine._calls) >= 5
+    assert len(lm.backend._calls) >= 5
 
 
 def test_growth_drops_what_holds_addresses():
@@ -60,11 +59,11 @@ def test_growth_drops_what_holds_addresses():
     config.max_position_embeddings = 900
     exact, lm = CausalLM(build(config)), captured(build(config))
     scored(lm, prompt(20), 4)
-    before, calls = lm.cache.storage_version, dict(lm.engine._calls)
+    before, calls = lm.cache.storage_version, dict(lm.backend._calls)
     assert (scored(lm, prompt(600), 4) - scored(exact, prompt(600), 4)).abs().max() < 1e-9
     assert lm.cache.storage_version > before
     assert (scored(lm, prompt(20), 4) - scored(exact, prompt(20), 4)).abs().max() < 1e-9
-    assert not {id(call) for call in calls.values()} & {id(call) for call in lm.engine._calls.values()}
+    assert not {id(call) for call in calls.values()} & {id(call) for call in lm.backend._calls.values()}
 
 
 @pytest.mark.quick("draft-OptTree(nodes=9, threshold=0.0, max_depth=4)")
@@ -131,8 +130,8 @@ def test_a_model_that_another_drafter_took_says_what_that_one_drafts():
 
 def test_a_warm_up_outside_inference_mode_leaves_the_cache_alone():
     lm, taken = captured(tiny("llama")), []
-    run = lm.engine.forward
-    lm.engine.forward = lambda inputs, cache: taken.append(inputs) or run(inputs, cache)  # type: ignore[method-assign]
+    run = lm.backend.forward
+    lm.backend.forward = lambda inputs, cache: taken.append(inputs) or run(inputs, cache)  # type: ignore[method-assign]
     scored(lm, prompt(20), 4)
     before = [view.clone() for view in lm.cache.views]
     with torch.no_grad():
@@ -144,11 +143,11 @@ def test_a_copy_makes_its_own_and_a_watched_layer_begins_anew():
     lm = captured(tiny("llama"))
     expected = scored(lm, prompt(20), 4)
     again = copy.deepcopy(lm)
-    assert not again.engine._calls and torch.equal(scored(again, prompt(20), 4), expected)
+    assert not again.backend._calls and torch.equal(scored(again, prompt(20), 4), expected)
     lm.watch((0,))
     lm.cache.reserve(40)
-    assert lm.append([1]).features.keys() == {0} and lm.engine.layers == (0,)
-    assert len(lm.engine._calls) == 1, "what was captured before lacks the layer"
+    assert lm.append([1]).features.keys() == {0} and lm.backend.layers == (0,)
+    assert len(lm.backend._calls) == 1, "what was captured before lacks the layer"
 
 
 def test_a_model_that_is_moved_by_hooks_is_refused():

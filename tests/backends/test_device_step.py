@@ -4,19 +4,21 @@ import copy
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from methods.drafters.test_blocks import block_of, drawn, dspark_of
+from methods.drafters.test_eagle3 import KNOWN, tiny_head3
+from methods.drafters.test_parallel_spec import SOME, head_of
 from tiny_models import (
     ARCHITECTURES,
     CONTEXT,
     VOCAB,
     build,
+    padded_to,
     perturbed,
     prompt,
     random_tree,
@@ -24,17 +26,10 @@ from tiny_models import (
     tiny_drafter,
     tiny_head,
 )
-from torch._dynamo.utils import counters
-
-sys.path.append(str(Path(__file__).parents[1] / "drafters"))
-from methods.drafters.test_blocks import block_of, drawn, dspark_of
-from methods.drafters.test_eagle3 import KNOWN, tiny_head3
-from methods.drafters.test_parallel_spec import SOME, head_of
 
 from opt_tree import Buckets, Sampling, Stop, generate_batch
 from opt_tree.backends.device_decoder import DEVICE, DeviceDecoder
 from opt_tree.backends.device_step import DeviceStep, StepStart
-from opt_tree.backends.fused import fused_glue
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.generation import Generation
@@ -69,29 +64,27 @@ TEXT = prompt(9, seed=4) * 3
 NEW = 20
 
 
-def _trimmed(lm: CausalLM, target: CausalLM, **_: Any) -> TrimmedDrafter:
+def _trimmed(lm: CausalLM, target: CausalLM) -> TrimmedDrafter:
     return TrimmedDrafter(CausalLM(copy.deepcopy(lm.model)), torch.arange(1, VOCAB, 2), target.vocab)
 
 
 DRAFTERS: dict[str, Callable[..., Any]] = {
-    "lm": lambda lm, target, **_: CausalLMDrafter(lm, target.vocab),
-    "recent": lambda lm, target, **_: Recent(CausalLMDrafter(lm, target.vocab).calibrated(0.8), 6),
-    "lm, sharpened": lambda lm, target, **_: CausalLMDrafter(lm, target.vocab).calibrated(0.7),
+    "lm": lambda lm, target: CausalLMDrafter(lm, target.vocab),
+    "recent": lambda lm, target: Recent(CausalLMDrafter(lm, target.vocab).calibrated(0.8), 6),
+    "lm, sharpened": lambda lm, target: CausalLMDrafter(lm, target.vocab).calibrated(0.7),
     "lm, trimmed": _trimmed,
-    "eagle": lambda lm, target, buckets=None: EagleDrafter(tiny_head(target.model), target, buckets),
-    "eagle, fewer tokens": lambda lm, target, **_: EagleDrafter(tiny_head(target.model), target, tokens=KNOWN),
-    "eagle3": lambda lm, target, **_: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 1)),
+    "eagle": lambda lm, target: EagleDrafter(tiny_head(target.model), target),
+    "eagle, fewer tokens": lambda lm, target: EagleDrafter(tiny_head(target.model), target, tokens=KNOWN),
+    "eagle3": lambda lm, target: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 1)),
 }
 
 
 def _parallel(tokens: Any = None) -> Callable[..., Any]:
-    return lambda lm, target, buckets=None: ParallelSpecDrafter(
-        head_of(target).to(target.dtype), target, buckets, tokens
-    )
+    return lambda lm, target: ParallelSpecDrafter(head_of(target).to(target.dtype), target, tokens)
 
 
 def _block(make: Callable[..., BlockDrafter], **how: Any) -> Callable[..., Any]:
-    def made(lm: CausalLM, target: CausalLM, **_: Any) -> BlockDrafter:
+    def made(lm: CausalLM, target: CausalLM) -> BlockDrafter:
         block = make(target, **how).block
         block.model.to(target.dtype)
         if block.law is not None:
@@ -101,7 +94,7 @@ def _block(make: Callable[..., BlockDrafter], **how: Any) -> Callable[..., Any]:
     return made
 
 
-def _medusa(lm: CausalLM, target: CausalLM, **_: Any) -> MedusaDrafter:
+def _medusa(lm: CausalLM, target: CausalLM) -> MedusaDrafter:
     return MedusaDrafter(drawn(MedusaHeads(target.hidden, target.vocab, 4)).to(target.dtype), target)
 
 
@@ -137,11 +130,9 @@ def decoder_of(
     policy: Any = OPT,
     architecture: str = "llama",
     dtype: torch.dtype = torch.float64,
-    buckets: Buckets | None = None,
 ) -> Decoder:
-    target = CausalLM(network(architecture, dtype), buckets)
-    lm = CausalLM(network(architecture, dtype, True), buckets)
-    return Decoder(target, (DRAFTERS | ONE_PASS)[drafter](lm, target, buckets=buckets), policy)
+    target, lm = CausalLM(network(architecture, dtype)), CausalLM(network(architecture, dtype, True))
+    return Decoder(target, (DRAFTERS | ONE_PASS)[drafter](lm, target), policy)
 
 
 def same(found: Generation, host: Generation, close: float = 1e-9) -> None:
@@ -178,7 +169,8 @@ def test_texts_and_trees_are_those_of_the_host(drafter, policy):
     place = sorted(DRAFTERS).index(drafter) + sorted(POLICIES).index(policy)
     dtype, drawn = (torch.float64, torch.float32)[place % 2], place // 2 % 2
     decoder = decoder_of(drafter, POLICIES[policy], dtype=dtype)
-    compare(decoder, sampling=DRAWN if drawn else Sampling(), seed=3)
+    found, _ = compare(decoder, sampling=DRAWN if drawn else Sampling(), seed=3)
+    assert drafter != "lm" or max(found.accept_lengths) > 2, "a path of several nodes"
 
 
 @pytest.mark.quick("medusa", "dspark, rnn")
@@ -228,17 +220,6 @@ def test_where_no_stop_saves_a_forward_nothing_is_looked_at():
         ]
     }
     assert {key for key, value in looks.items() if value} == {("lm", "opt"), ("lm", "ddd")}
-
-
-@pytest.mark.slow
-def test_the_pairs_above_show_something():
-    """Paths of several nodes, trees of several layers, and leaves that were and were not drafted below."""
-    lengths, last = set(), set()
-    for drafter, policy in itertools.product(("lm", "eagle"), POLICIES.values()):
-        for step in decoder_of(drafter, policy).generate(TEXT, NEW).steps:
-            lengths.add(step.accepted)
-            last.add(bool(step.tree.draft_rows[step.path[-1]] > 0))
-    assert {0, 1, 2, 3} <= lengths and last == {True, False}
 
 
 @pytest.mark.quick("gpt2")
@@ -347,7 +328,7 @@ def test_steps_of_both_kinds_in_one_text(drafter):
 def test_forwards_that_are_padded(drafter):
     """Padding rows are written where nobody looks, and see nothing of the text."""
     for buckets in (Buckets((1, 8, 32), (64, 512)), Buckets((3, 5), (300,))):
-        compare(decoder_of(drafter, buckets=buckets), new=12, sampling=DRAWN)
+        compare(padded_to(buckets, decoder_of(drafter)), new=12, sampling=DRAWN)
 
 
 @pytest.mark.slow
@@ -414,32 +395,6 @@ def test_both_caches_hold_what_a_prefill_leaves():
         fresh.append(context[: lm.length])
         for mine, theirs in zip(lm.cache.views, fresh.cache.views, strict=True):
             assert (mine[:, :, : lm.length] - theirs[:, :, : lm.length]).abs().max() < 1e-9
-
-
-@pytest.mark.slow
-def test_compiled_between_its_forwards_a_step_is_the_same():
-    """Each function is one graph, of which the middle layers share one. By no code generator; by Inductor's C++:
-    `experiments.host_time --fused`.
-    """
-    decoder, found = decoder_of("eagle, fewer tokens", OptTree(12, 0.0, 5)), []
-    torch._dynamo.reset()
-    for compiled in (False, True):
-        device, graphs = on_device(decoder), counters["stats"]["unique_graphs"]
-        if compiled:
-            device._tensor_step().glue = fused_glue(backend="eager", fullgraph=True)
-        found.append(list(itertools.islice(device.steps(TEXT), 3)))
-    assert counters["stats"]["unique_graphs"] - graphs == 5
-    for mine, theirs in zip(*found, strict=True):
-        assert mine.tree.tokens.tolist() == theirs.tree.tokens.tolist() and mine.path == theirs.path
-        assert np.array_equal(mine.tree.path_log_probs, theirs.tree.path_log_probs)
-
-
-@pytest.mark.slow
-def test_steps_one_by_one():
-    decoder = decoder_of("eagle")
-    found = list(on_device(decoder).steps(TEXT, NEW))
-    host = list(decoder.steps(TEXT, NEW))
-    assert [step.tokens for step in found] == [step.tokens for step in host]
 
 
 @pytest.mark.quick("lm", "dspark")
@@ -578,8 +533,3 @@ def test_a_table_beside_a_model_that_is_shown_less_drafts_on_the_host():
     copying = on_device(Decoder(decoder.target, Copying(decoder.drafter), OPT))
     assert copying.why == "Copying drafts on the host"
     assert copying.generate(TEXT, NEW).tokens == decoder.generate(TEXT, NEW).tokens
-
-
-def test_glue_is_compiled_where_triton_compiles_for_a_gpu():
-    with pytest.raises(ValueError, match="compile_glue needs a CUDA device and Triton; the target is on cpu"):
-        on_device(decoder_of("lm"), compile_glue=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, build, prompt, random_tree
+from tiny_models import ARCHITECTURES, build, padded_to, prompt, random_tree
 from torch._dynamo.utils import counters
 
 from opt_tree.backends.cuda_graphs import Captured
@@ -36,9 +36,9 @@ def rows_of(lm: CausalLM, sizes: Sequence[tuple[int, int]] = ((9, 1), (20, 4), (
 def test_layers_of_any_number_are_compiled_as_one_and_compute_the_same() -> None:
     config = ARCHITECTURES["llama"]()
     config.num_hidden_layers = 6
-    lm = CausalLM(build(config), Buckets((1, 4, 16), (64,)))
+    lm = padded_to(Buckets((1, 4, 16), (64,)), CausalLM(build(config)))
     expected = rows_of(lm, SEVERAL)
-    engine = lm.engine = Captured(lm.eager, (1, 4, 16))
+    engine = lm.backend = Captured(lm.eager, (1, 4, 16))
     engine.fuses, engine._fused = True, FusedLayers(lm.model, backend="eager")
     counters.clear()
     torch._dynamo.reset()
@@ -94,9 +94,9 @@ def test_a_layer_that_somebody_replaced_is_called_as_it_is() -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_on_a_gpu_captured_forwards_have_them(architecture: str) -> None:
     assert can_fuse()
-    lm = CausalLM(build(ARCHITECTURES[architecture](), dtype=torch.float32).cuda(), Buckets((1, 4, 16), (64,)))
+    lm = CausalLM(build(ARCHITECTURES[architecture](), dtype=torch.float32).cuda())
     expected = rows_of(lm)
-    assert compile_forwards(lm) and lm.engine.fuses
+    assert compile_forwards(lm, buckets=Buckets((1, 4, 16), (64,))) and lm.backend.fuses
     for found, one in zip(rows_of(lm), expected, strict=True):
         torch.testing.assert_close(found, one, atol=1e-4, rtol=1e-4)
     made = counters["stats"]["unique_graphs"]
@@ -106,7 +106,7 @@ def test_on_a_gpu_captured_forwards_have_them(architecture: str) -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu_what_does_not_compile_is_captured_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = CausalLM(build(ARCHITECTURES["llama"](), dtype=torch.float32).cuda(), Buckets((1, 4), (64,)))
+    lm = CausalLM(build(ARCHITECTURES["llama"](), dtype=torch.float32).cuda())
     expected = rows_of(lm)[0]
 
     def broken(*_: object) -> None:
@@ -114,8 +114,8 @@ def test_on_a_gpu_what_does_not_compile_is_captured_without(monkeypatch: pytest.
 
     monkeypatch.setattr("opt_tree.backends.cuda_graphs.FusedLayers", broken)
     with pytest.warns(UserWarning, match="its layers are not compiled: .*no compiler"):
-        assert compile_forwards(lm)
-    assert not lm.engine.fuses
+        assert compile_forwards(lm, buckets=Buckets((1, 4), (64,)))
+    assert not lm.backend.fuses
     torch.testing.assert_close(rows_of(lm)[0], expected, atol=1e-4, rtol=1e-4)
 
 
@@ -123,4 +123,4 @@ def test_on_a_gpu_what_does_not_compile_is_captured_without(monkeypatch: pytest.
 def test_on_a_gpu_a_canonical_target_has_them() -> None:
     lm = CausalLM(build(ARCHITECTURES["llama"](), dtype=torch.bfloat16).cuda())
     make_canonical(lm)
-    assert compile_forwards(lm) and lm.canonical and lm.engine.fuses
+    assert compile_forwards(lm) and lm.canonical and lm.backend.fuses

@@ -3,7 +3,6 @@
 import copy
 import math
 import subprocess
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from opt_tree.backends.packed_weights import GROUP, PANEL, pack, unpack
 from opt_tree.backends.quantised import QuantisedLinear, load_kernel, quantise
 
 pytestmark = pytest.mark.usefixtures("quantised_kernel")
-Multiply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
 
 def multiply(x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
@@ -60,33 +58,13 @@ def as_defined(x: Tensor, packed: Tensor, outputs: list[int]) -> Tensor:
     return torch.tensor([float(y[output]) for output in outputs])
 
 
-def agrees_with_the_definition(multiply: Multiply) -> bool:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_kernel_does_what_its_definition_says_bit_by_bit(bits: int) -> None:
     some = [0, 1, 37, 63, 64, 69]
-    for bits in (8, 4):
-        x, packed = problem(bits, bits)
-        found = multiply(x, packed, None, 70)
-        for row in (0, 4):
-            if not torch.equal(bits_of(found[row, some]), bits_of(as_defined(x[row], packed, some))):
-                return False
-    return True
-
-
-def test_the_kernel_does_what_its_definition_says_bit_by_bit() -> None:
-    assert agrees_with_the_definition(multiply)
-
-
-@pytest.mark.slow
-def test_another_kernel_is_noticed(tmp_path: Path) -> None:
-    name = "scale"
-    old, new = "scales[at + row] = finite ? most / 127.f", "scales[at + row] = finite ? most / 126.f"
-    source = quantised.SOURCE.read_text()
-    assert source.count(old) == 1
-    file, made = tmp_path / f"{name}.cpp", tmp_path / f"{name}.so"
-    source = source.replace(old, new).replace("FRAGMENT(opt_tree", f"FRAGMENT({name}")
-    file.write_text(source.replace("IMPL(opt_tree", f"IMPL({name}"))
-    subprocess.run([*kernels.command(file, made), "-O0"], check=True)
-    torch.ops.load_library(str(made))
-    assert not agrees_with_the_definition(getattr(torch.ops, name).quantised_linear.default)
+    x, packed = problem(bits, bits)
+    found = multiply(x, packed, None, 70)
+    for row in (0, 4):
+        assert torch.equal(bits_of(found[row, some]), bits_of(as_defined(x[row], packed, some)))
 
 
 @pytest.mark.slow
@@ -180,16 +158,6 @@ def test_numbers_that_are_not_finite_are_refused(bad: float, place: int) -> None
     for bits in (8, 4):
         with pytest.raises(ValueError, match="weights that are not finite numbers"):
             pack(weight, bits)
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_weights_are_off_by_half_a_step_at_most(bits: int) -> None:
-    weight = torch.randn(130, 100, generator=torch.Generator().manual_seed(0))
-    found = unpack(pack(weight.bfloat16(), bits), 130, 100)
-    groups = nn.functional.pad(weight.bfloat16().float(), (0, 28)).view(130, 4, GROUP)
-    span = groups.abs().amax(-1) / 127 if bits == 8 else (groups.amax(-1) - groups.amin(-1)) / 15
-    off = nn.functional.pad(found - weight.bfloat16().float(), (0, 28)).view(130, 4, GROUP).abs()
-    assert (off <= 0.51 * span[..., None] + 1e-3 * groups.abs().amax(-1, True)).all()
 
 
 @pytest.mark.parametrize(("bits", "factor"), [(8, 1e-6), (8, 2.5e-5), (8, 1e8), (4, 1e-6), (4, -1e5), (4, 1e7)])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
+from tiny_models import VOCAB, padded_to, prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
@@ -26,9 +26,9 @@ POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
 NEW_TOKENS = 20
 
 
-def independent(architecture: str = "llama", buckets: Buckets | None = None) -> Decoder:
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter(architecture), buckets), VOCAB)
-    return Decoder(CausalLM(tiny(architecture), buckets), drafter.calibrated(0.5), POLICY)
+def independent(architecture: str = "llama") -> Decoder:
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter(architecture)), VOCAB)
+    return Decoder(CausalLM(tiny(architecture)), drafter.calibrated(0.5), POLICY)
 
 
 def eagle() -> Decoder:
@@ -44,7 +44,7 @@ def sampled() -> Decoder:
 DECODERS: dict[str, Callable[[], Decoder]] = {
     "independent": independent,
     "windows": lambda: independent("gemma3"),
-    "padded": lambda: independent("llama", Buckets((1, 8, 32), (64, 128))),
+    "padded": lambda: padded_to(Buckets((1, 8, 32), (64, 128)), independent()),
     "eagle": eagle,
     "sampled": sampled,
     "plain": lambda: Decoder(CausalLM(tiny("llama")), None, Static.empty()),

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, VOCAB, build, perturbed, prompt, random_tree, tiny_head
+from tiny_models import ARCHITECTURES, VOCAB, build, padded_to, perturbed, prompt, random_tree, tiny_head
 
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
@@ -30,11 +30,9 @@ def decoder(architecture: str, device: str, kind: str = "draft", buckets: Bucket
     """A float32 pair of the same weights on either device."""
     model = build(ARCHITECTURES[architecture](), dtype=torch.float32)
     draft, head = perturbed(model, 0.1).to(device), tiny_head(model).to(device)
-    target = CausalLM(model.to(device), buckets)
-    drafter: Drafter = (
-        EagleDrafter(head, target, buckets) if kind == "eagle" else CausalLMDrafter(CausalLM(draft, buckets), VOCAB)
-    )
-    return Decoder(target, drafter, POLICY)
+    target = CausalLM(model.to(device))
+    drafter: Drafter = EagleDrafter(head, target) if kind == "eagle" else CausalLMDrafter(CausalLM(draft), VOCAB)
+    return padded_to(buckets, Decoder(target, drafter, POLICY))
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +69,7 @@ def test_padding_is_exact_to_rounding(architecture):
     model = build(ARCHITECTURES[architecture](), dtype=torch.float32).to("cuda")
     logits = []
     for buckets in (None, BUCKETS):
-        lm = CausalLM(model, buckets)
+        lm = padded_to(buckets, CausalLM(model))
         lm.append(PROMPT)
         logits.append(lm.score(random_tree(9, seed=1, root=4)).logits.clone())
     assert (logits[0] - logits[1]).abs().max() < 1e-4

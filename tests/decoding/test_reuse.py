@@ -3,7 +3,7 @@
 import pytest
 import torch
 from methods.drafters.every_kind import MAKERS, head, small, target_model
-from tiny_models import CONTEXT, VOCAB, prompt, tiny
+from tiny_models import CONTEXT, VOCAB, padded_to, prompt, tiny
 from transformers import DynamicCache
 
 from opt_tree import Decoder, OptTree, Sampling, Static, side_by_side
@@ -91,7 +91,7 @@ def test_drawn_texts_up_to_the_end_of_the_context():
 def test_every_kind_of_mask(architecture):
     """Windows and chunks too: no row leaves the cache, so a shorter text finds what it sees. Two are padded."""
     buckets = Buckets((1, 8, 32), (64, 128)) if architecture in ("llama", "gemma3") else None
-    pair = [Decoder(CausalLM(tiny(architecture), buckets), NGramDrafter(), POLICY) for _ in range(2)]
+    pair = [padded_to(buckets, Decoder(CausalLM(tiny(architecture)), NGramDrafter(), POLICY)) for _ in range(2)]
     assert sum(compare(*pair)) > 70
 
 

@@ -172,13 +172,13 @@ def test_rows_of_one_number_have_the_logits_of_one_prefill(monkeypatch: pytest.M
     assert decoder.generate(asked, NEW).tokens == expected
     with pytest.warns(UserWarning, match="is canonical by forwards of 32 rows of one sequence"):
         assert [one.tokens for one in generate_batch(decoder, [asked] * 2, NEW, width=2)] == [expected] * 2
-    lm.engine, lm.buckets = Captured(lm.eager, (8, 32)), Buckets((8, 32), (64, 128))
+    lm.backend, lm.buckets = Captured(lm.eager, (8, 32)), Buckets((8, 32), (64, 128))
     check(lm)
     assert decoder.generate(asked, NEW).tokens == expected
     assert captured_shapes(lm, 12, 60) == [(32, 64), (32, 128)], "smaller forwards never come"
-    graphs = lm.engine._calls
+    graphs = lm.backend._calls
     make_canonical(lm, False)
-    assert graphs and not lm.engine._calls, "they were of canonical forwards"
+    assert graphs and not lm.backend._calls, "they were of canonical forwards"
 
 
 def test_it_is_turned_off_again_and_copied() -> None:
@@ -299,7 +299,7 @@ def test_an_early_exit_of_a_compiled_target_is_scored_by_the_whole_of_it(pair, t
             forwards.append(1)
             return self.eager.forward(inputs, cache)
 
-    monkeypatch.setattr(pair.target, "engine", Package(pair.target.model))
+    monkeypatch.setattr(pair.target, "backend", Package(pair.target.model))
     found = decoder.generate(texts["prompts"][0], NEW)
     assert found.tokens == texts["greedy"][0] and len(forwards) == len(found.steps) + 1 < NEW
 

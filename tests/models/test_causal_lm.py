@@ -5,7 +5,18 @@ import copy
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, HIDDEN, TOLERANCE, VOCAB, build, causal_logits, prompt, random_tree, tiny
+from tiny_models import (
+    ARCHITECTURES,
+    HIDDEN,
+    TOLERANCE,
+    VOCAB,
+    build,
+    causal_logits,
+    padded_to,
+    prompt,
+    random_tree,
+    tiny,
+)
 
 from opt_tree import backend as base
 from opt_tree import model as lm_module
@@ -33,7 +44,7 @@ def scored(lm: CausalLM, context: list[int], tree: Tree) -> torch.Tensor:
 def test_padding_is_exact_whatever_lies_in_unused_slots(kv_heads):
     """Stale rows of an earlier, longer text as well."""
     model = grouped(kv_heads)
-    exact, padded = CausalLM(model), CausalLM(model, SMALL)
+    exact, padded = CausalLM(model), padded_to(SMALL, CausalLM(model))
     padded.cache.reserve(100)
     with torch.inference_mode():
         for storage in padded.cache._groups:
@@ -47,7 +58,7 @@ def test_padding_is_exact_whatever_lies_in_unused_slots(kv_heads):
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
 def test_every_bucket_boundary_is_exact(architecture):
     """One more or one less than each bucket of rows and keys, larger than the largest of both included."""
-    exact, padded = CausalLM(tiny(architecture)), CausalLM(tiny(architecture), SMALL)
+    exact, padded = CausalLM(tiny(architecture)), padded_to(SMALL, CausalLM(tiny(architecture)))
     for rows in (1, 2, 8, 9, 32, 33):
         for keys in (16, 17, 32, 33, 64, 65):
             if keys <= rows:
@@ -68,7 +79,7 @@ def test_buckets_pad_to_the_next_size():
 
 
 def test_the_model_sees_bucket_shapes_only(monkeypatch):
-    lm = CausalLM(tiny("llama"), SMALL)
+    lm = padded_to(SMALL, CausalLM(tiny("llama")))
     shapes = set()
     forward = lm.model.forward
 
@@ -89,7 +100,7 @@ def test_the_model_sees_bucket_shapes_only(monkeypatch):
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "mistral"])
 def test_a_prefill_in_pieces_is_a_prefill_in_one(architecture, buckets, monkeypatch):
     context, tree = prompt(50), random_tree(7, seed=1, root=4)
-    lm = CausalLM(tiny(architecture), buckets)
+    lm = padded_to(buckets, CausalLM(tiny(architecture)))
     lm.watch((-1,))
     whole = lm.append(context)
     logits, features, after = whole.logits.clone(), whole.features[-1].clone(), lm.score(tree).logits.clone()
@@ -212,27 +223,17 @@ def test_watching_is_a_wrappers_own_and_leaves_nothing_on_the_model():
 @pytest.mark.parametrize("rows", [512, 7])
 def test_the_logits_of_a_whole_prompt(buckets, rows, monkeypatch):
     monkeypatch.setattr(lm_module, "PREFILL", rows)
-    lm, context = CausalLM(tiny("llama"), buckets), prompt(20)
+    lm, context = padded_to(buckets, CausalLM(tiny("llama"))), prompt(20)
     logits = lm.append(context, all_logits=True).logits
     assert logits.shape == (20, VOCAB) and (logits - causal_logits(lm.model, context)).abs().max() < 1e-9
-
-
-def test_scoring_again_drops_the_pending_rows():
-    lm = CausalLM(tiny("mistral"))
-    lm.append(prompt(15))
-    tree = random_tree(5, seed=1, root=4)
-    lm.score(random_tree(9, seed=0, root=1))
-    assert lm.cache.pending == 9
-    logits = lm.score(tree).logits.clone()
-    assert lm.cache.pending == 5
-    assert torch.equal(logits, scored(lm, prompt(15), tree))
 
 
 @pytest.mark.parametrize("buckets", [None, SMALL], ids=["exact", "padded"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
 def test_rows_added_layer_by_layer_equal_a_tree_scored_at_once(architecture, buckets):
     """What a drafter does: each call adds one layer behind pending rows that it sees through `visible`."""
-    lm, context, tree = CausalLM(tiny(architecture), buckets), prompt(30), random_tree(12, seed=3, root=4)
+    lm, context = padded_to(buckets, CausalLM(tiny(architecture))), prompt(30)
+    tree = random_tree(12, seed=3, root=4)
     order = np.argsort(tree.depths, kind="stable")
     tree = Tree(
         tree.tokens[order], np.array([-1, *np.argsort(order)[tree.parents[order][1:]]]), np.zeros(12), np.full(12, -1)

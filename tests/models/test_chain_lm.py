@@ -18,7 +18,7 @@ from opt_tree.methods.drafters.small_models.chain_lm import ChainLMDrafter, mode
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.traversal_verification import traversal
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.compiling import compile_forwards
 
@@ -95,15 +95,6 @@ def test_the_forwards_are_those_of_any_decoder_and_little_is_computed_twice():
     work = lm.work - begin
     assert work.forwards - 1 <= 1.3 * len(result.steps)
     assert work.tokens - (LENGTH - 1) <= 16 * len(result.steps) + sum(len(step.tree) for step in result.steps)
-
-
-@pytest.mark.slow
-def test_sampled_text_does_not_depend_on_the_tree():
-    sampling, ids = Sampling(temperature=0.8, top_p=0.9), prompt(LENGTH, vocab=VOCAB)
-    plain = Decoder(target("lfm2"), None, Static.empty()).generate(ids, NEW_TOKENS, sampling, seed=3)
-    for policy in (Static.chain(3), Static.kary(2, 2)):
-        decoder = Decoder(target("lfm2"), drafter("lfm2"), policy)
-        assert decoder.generate(ids, NEW_TOKENS, sampling, seed=3).tokens == plain.tokens
 
 
 def test_sampled_trees_with_equal_siblings_are_drafted_and_judged():
@@ -299,8 +290,6 @@ def test_what_it_cannot_do_is_one_line():
     with pytest.warns(UserWarning, match="is not compiled: it keeps a cache of its own"):
         assert not compile_forwards(lm)
     assert "path by path" in why_alone([lm])
-    with pytest.raises(UnsupportedModelError, match="padded to buckets"):
-        wrap(model_of("lfm2"), Buckets())
 
 
 @pytest.mark.parametrize("sdpa", [True, False])

@@ -214,7 +214,7 @@ def test_compiled_again_it_is_fast_again(lm, fake):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lm.reset()
-        assert compile_forwards(lm) and lm.engine.name == "aot" and len(fake) == 2
+        assert compile_forwards(lm) and lm.backend.name == "aot" and len(fake) == 2
         assert plain(lm).generate(prompt(9), NEW).tokens == text_of(lm.model)
     negated(lm.model)
     with pytest.warns(UserWarning, match="lm_head.weight was changed"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_models import VOCAB, WIDTH, perturbed, prompt
+from tiny_models import VOCAB, WIDTH, padded_to, perturbed, prompt
 
 from opt_tree import generate_batch
 from opt_tree import model as lm_module
@@ -94,7 +94,7 @@ def until_the_border(decoder: Decoder, model: Any, length: int) -> Generation:
 @pytest.mark.parametrize(("rows", "buckets"), [(512, None), (7, None), (7, BUCKETS)])
 def test_plain_decoding_is_that_of_transformers_up_to_the_border(model, rows, buckets, monkeypatch):
     monkeypatch.setattr(lm_module, "PREFILL", rows)
-    decoder = Decoder(CausalLM(model, buckets), None, Static.empty())
+    decoder = padded_to(buckets, Decoder(CausalLM(model), None, Static.empty()))
     for length in LENGTHS:
         until_the_border(decoder, model, length)
 
@@ -102,8 +102,8 @@ def test_plain_decoding_is_that_of_transformers_up_to_the_border(model, rows, bu
 @pytest.mark.quick("llama-exact")
 @pytest.mark.parametrize("buckets", [None, BUCKETS], ids=["exact", "padded"])
 def test_trees_end_at_the_border_and_change_nothing(model, buckets):
-    drafter = CausalLMDrafter(CausalLM(perturbed(model, 0.05), buckets), VOCAB)
-    decoder = Decoder(CausalLM(model, buckets), drafter, POLICY)
+    drafter = CausalLMDrafter(CausalLM(perturbed(model, 0.05)), VOCAB)
+    decoder = padded_to(buckets, Decoder(CausalLM(model), drafter, POLICY))
     alone = [until_the_border(decoder, model, length) for length in LENGTHS]
     for length, result in zip(LENGTHS, alone, strict=True):
         assert length > 20 or any(step.accepted for step in result.steps), "the drafter should sometimes be right"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import VOCAB, causal_logits, prompt, random_tree, tiny
+from tiny_models import VOCAB, causal_logits, padded_to, prompt, random_tree, tiny
 
 from opt_tree import backend as base
 from opt_tree import model as core
@@ -55,7 +55,9 @@ def test_the_parts_of_a_text_are_those_of_its_forward():
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
-@pytest.mark.parametrize("backend", [Backend, Packed, lambda model: Packed(model, Buckets((4, 16), (8, 64)))])
+@pytest.mark.parametrize(
+    "backend", [Backend, Packed, lambda model: padded_to(Buckets((4, 16), (8, 64)), Packed(model))]
+)
 def test_the_network_as_it_is_and_packed_and_padded(architecture, backend):
     """A text, a tree behind it, a path kept and a token more, against plain forwards of the whole."""
     network, context = tiny(architecture), prompt(17)
@@ -76,7 +78,7 @@ def test_the_network_as_it_is_and_packed_and_padded(architecture, backend):
 @pytest.mark.parametrize("buckets", [None, Buckets((4, 16), (8, 64))], ids=["exact", "padded"])
 def test_the_last_row_alone_is_one_row_and_the_features_are_all(buckets):
     network = tiny("llama")
-    lm = Model(network, Packed(network, buckets))
+    lm = Model(network, padded_to(buckets, Packed(network)))
     lm.watch((0,))
     whole = lm.run(lm.tree(random_tree(5, seed=0, root=1)))
     expected, states = whole.logits[-1:].clone(), whole.features[0].clone()
@@ -130,11 +132,15 @@ def test_a_tree_drops_what_was_pending_and_says_which_tree_it_is():
     network = tiny("llama")
     lm, tree = Model(network), random_tree(4, seed=1, root=2)
     lm.run(lm.text(prompt(6)))
+    lm.run(lm.tree(random_tree(9, seed=0, root=1)))
     forward = lm.tree(tree)
     assert isinstance(forward, TreeForward) and forward.tree is tree
     assert forward.positions.tolist() == (6 + tree.depths).tolist()
     first = lm.run(forward).logits.clone()
+    assert lm.cache.pending == 4
     assert torch.equal(lm.run(lm.tree(tree)).logits, first) and lm.cache.pending == 4
+    lm.run(lm.text([3]))
+    assert lm.cache.pending == 0 and lm.length == 7
 
 
 def test_the_core_files_name_no_method_and_no_backend_of_a_kind():

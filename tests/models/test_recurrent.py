@@ -19,7 +19,6 @@ from opt_tree import (
     OptTree,
     Sampling,
     Static,
-    UnsupportedModelError,
     custom_generate,
     generate_batch,
     make_canonical,
@@ -32,7 +31,6 @@ from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.models.capabilities import cache_name
-from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.target import causal
@@ -229,8 +227,6 @@ def test_a_layer_that_was_given_another_forward_is_not_passed_by():
 
 def test_what_a_state_cannot_do_is_refused_by_name(kernel):
     model, lm, ids = model_of("qwen3_next"), target("qwen3_next"), prompt(LENGTH, vocab=VOCAB)
-    with pytest.raises(UnsupportedModelError, match="buckets, and has layers with a running state"):
-        CausalLM(model, Buckets())
     with pytest.warns(UserWarning, match="not compiled: it has layers with a running state"):
         assert not compile_forwards(lm)
     decoder = Decoder(lm, NGramDrafter(), Static.chain(3))

@@ -6,6 +6,7 @@ In a process of its own, with `-p pretend.plugin`, beside the tests that are mar
 import copy
 import json
 import warnings
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from backends.test_table_tensors import store_of
 from methods.drafters.test_blocks import drawn, dspark_of
 from methods.drafters.test_mtp import model_at, publish, small_numbers
-from tiny_models import ARCHITECTURES, build, perturbed, prompt, random_tree, tiny_head
+from tiny_models import ARCHITECTURES, CONTEXT, build, perturbed, prompt, random_tree, tiny_head
 
 import opt_tree
 from evaluation import eval_opt_eagle
@@ -63,12 +64,12 @@ def few(monkeypatch):
     monkeypatch.setattr("opt_tree.backends.cuda_graphs._WARM_UPS", 1)
 
 
-def decoder(device: str, kind: str, architecture: str = "llama", buckets: Buckets | None = None) -> opt_tree.Decoder:
+def decoder(device: str, kind: str, architecture: str = "llama") -> opt_tree.Decoder:
     model = build(ARCHITECTURES[architecture](), dtype=torch.float64)
     draft, head = perturbed(model, 0.1).to(device), tiny_head(model).to(device)
-    target = CausalLM(copy.deepcopy(model).to(device), buckets)
+    target = CausalLM(copy.deepcopy(model).to(device))
     if kind == "eagle":
-        return opt_tree.Decoder(target, EagleDrafter(head, target, buckets), POLICY)
+        return opt_tree.Decoder(target, EagleDrafter(head, target), POLICY)
     if kind == "block":
         block = dspark_of(target, markov_head_type="rnn").block
         block.model.to(device), block.law.to(device)
@@ -76,13 +77,13 @@ def decoder(device: str, kind: str, architecture: str = "llama", buckets: Bucket
     if kind == "heads and a store":
         heads = MedusaDrafter(drawn(MedusaHeads(target.hidden, target.vocab, 2)).to(device), target)
         return opt_tree.Decoder(target, Grafted(heads, StoreDrafter(store_of(), (30.0, 3.0, 1.0))), POLICY)
-    return opt_tree.Decoder(target, CausalLMDrafter(CausalLM(draft, buckets), target.vocab), POLICY)
+    return opt_tree.Decoder(target, CausalLMDrafter(CausalLM(draft), target.vocab), POLICY)
 
 
 def captured(kind: str, architecture: str = "llama") -> opt_tree.Decoder:
-    made = decoder("cuda", kind, architecture, BUCKETS)
+    made = decoder("cuda", kind, architecture)
     for lm in (made.target, *made.drafter.models):
-        assert compile_forwards(lm)
+        assert compile_forwards(lm, buckets=BUCKETS)
     return made
 
 
@@ -351,7 +352,9 @@ def test_a_batch_and_a_kept_context():
     assert made.generate(longer, 8, reuse=True).tokens == here.generate(longer, 8).tokens
 
 
-@pytest.mark.parametrize("architecture, kind", [("llama", "draft"), ("gemma3", "draft"), ("llama", "eagle")])
+@pytest.mark.parametrize(
+    "architecture, kind", [*((name, "draft") for name in ("llama", "gemma3", "gpt2", "mistral")), ("llama", "eagle")]
+)
 def test_replayed_graphs_decode_the_same(architecture, kind):
     """Every replay spoils what the other graphs of the pool left; a graph reads no host and no memory given back.
 
@@ -379,7 +382,7 @@ def test_a_shape_that_cannot_be_captured_runs_kernel_by_kernel(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("opt_tree.backends.cuda_graphs.warm_up", full)
-    made.target.engine._calls.clear()
+    made.target.backend._calls.clear()
     with pytest.warns(UserWarning, match="run kernel by kernel: they cannot be captured: .*CUDA out of memory"):
         assert made.generate(prompt(20), 12).tokens == expected
     with warnings.catch_warnings():
@@ -389,8 +392,26 @@ def test_a_shape_that_cannot_be_captured_runs_kernel_by_kernel(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*is not compiled")
 def test_a_refused_model_is_as_before():
+    """Eager experts ask on the host which of them got any token."""
     lm = CausalLM(build(ARCHITECTURES["mixtral"]()).to("cuda"))
     assert not compile_forwards(lm) and lm.buckets is None
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "linear": {},
+    "yarn": {"original_max_position_embeddings": CONTEXT // 2},
+    # It asks on the host whether the longest position so far has been passed.
+    "dynamic": {},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is not compiled.*reads at")
+@pytest.mark.parametrize("kind", ROPES)
+def test_rotations_that_ask_the_host_nothing_are_captured(kind):
+    config = ARCHITECTURES["llama"]()
+    config.rope_parameters = {"rope_theta": 10000.0, "rope_type": kind, "factor": 2.0} | ROPES[kind]
+    assert compile_forwards(CausalLM(build(config).to("cuda")), buckets=BUCKETS) == (kind != "dynamic")
 
 
 def test_shapes_are_captured_beforehand():
@@ -404,10 +425,11 @@ def test_shapes_are_captured_beforehand():
     assert graphs.counts["captures"] == before
 
 
-def test_a_compiled_pair():
-    options = {"dtype": "float32", "buckets": Buckets((1, 16), (512,))}
-    pair = opt_tree.load_pair("demo", device="cuda", compile=True, **options)
-    assert {lm.engine.name for lm in (pair.target, *pair.drafter.models)} == {"captured"}
+def test_a_compiled_pair(monkeypatch):
+    few = partial(compile_forwards, buckets=Buckets((1, 16), (512,)))
+    monkeypatch.setattr("opt_tree.tools.pair.compile_forwards", few)
+    pair = opt_tree.load_pair("demo", dtype="float32", device="cuda", compile=True)
+    assert {lm.backend.name for lm in (pair.target, *pair.drafter.models)} == {"captured"}
     question = pair.encode("Why is the sky blue?")
     here = opt_tree.load_pair("demo", dtype="float32")
     policy = OptTree(nodes=8, threshold=0.2)

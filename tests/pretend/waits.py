@@ -51,12 +51,11 @@ class Waits(NamedTuple):
 
 def pair_with(spec: str, captured: bool = False) -> Any:
     """The embedded target on the device, with a drafter; their forwards captured, or not."""
-    kinds = {"dtype": "float32", "device": "cuda", "buckets": BUCKETS if captured else None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pair = opt_tree.load_pair("demo", drafter=spec, **kinds)
+        pair = opt_tree.load_pair("demo", drafter=spec, dtype="float32", device="cuda")
         for lm in (pair.target, *pair.drafter.models) if captured else ():
-            compile_forwards(lm)
+            compile_forwards(lm, buckets=BUCKETS)
     return pair
 
 

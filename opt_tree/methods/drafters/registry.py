@@ -19,7 +19,7 @@ from opt_tree.drafter import Drafter
 from opt_tree.errors import nearest, one_line, require
 from opt_tree.methods.own_files import files_in, split_name
 from opt_tree.methods.registry import Method, Registry
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 from opt_tree.models.checkpoints import CheckpointError, check_is_there, find_file, read_calibration, read_config
 from opt_tree.models.named import check_model, resolve
@@ -34,7 +34,6 @@ class DrafterOptions:
     dtype: str | torch.dtype = "auto"
     """Of an independent model; "auto": the target's."""
     device: str = "cpu"
-    buckets: Buckets | None = None
     bare: bool = False
     """Leave out the temperature that calibration stored beside the drafter."""
     weights: str | None = None

@@ -7,7 +7,7 @@ import pytest
 import torch
 from methods.drafters.plain_layer import plain_layer
 from texts import plain_texts
-from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
+from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, padded_to, prompt, publish, tiny, tiny_head
 from torch import Tensor
 
 from opt_tree.answers import LogProbs
@@ -109,10 +109,10 @@ class TestLaw:
     )
     def test_every_law_is_that_of_a_head_without_a_cache(self, architecture, changes, buckets):
         """Steps that accept and steps that reject, so that committed pairs carry features of kept rows."""
-        target = CausalLM(build(ARCHITECTURES[architecture]()), buckets)
+        target = padded_to(buckets, CausalLM(build(ARCHITECTURES[architecture]())))
         head = tiny_head(target.model, **changes)
         naive = NaiveHead(head, tiny(architecture))
-        witness = Witness(EagleDrafter(head, target, buckets))
+        witness = Witness(padded_to(buckets, EagleDrafter(head, target)))
         steps = list(Decoder(target, witness, POLICY).steps(prompt(9), 7))
         assert len(witness.laws) > 2 * len(steps), "trees should have layers"
         for context, path, law in witness.laws[::7]:

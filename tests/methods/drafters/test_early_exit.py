@@ -9,7 +9,7 @@ import torch
 from methods.drafters.test_eagle import Witness
 from safetensors.torch import save_file
 from texts import plain_texts, refused
-from tiny_models import ARCHITECTURES, build, perturbed, prompt
+from tiny_models import ARCHITECTURES, build, padded_to, perturbed, prompt
 
 from opt_tree import (
     CheckpointError,
@@ -58,8 +58,8 @@ def exit_of(target, depth=2):
 
 
 def pair_of(architecture="llama", depth=2, buckets=None, **changes):
-    target = CausalLM(deep(architecture, **changes), buckets)
-    return target, EarlyExit(exit_of(target, depth), target, buckets)
+    target = padded_to(buckets, CausalLM(deep(architecture, **changes)))
+    return target, padded_to(buckets, EarlyExit(exit_of(target, depth), target))
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import transformers
 from methods.drafters.test_eagle import Witness
 from safetensors.torch import load_file, save_file
 from texts import refused
-from tiny_models import ARCHITECTURES, WIDTH, WINDOW, build, prompt
+from tiny_models import ARCHITECTURES, WIDTH, WINDOW, build, padded_to, prompt
 from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
@@ -106,8 +106,8 @@ def model_at(folder: str, dtype: torch.dtype = torch.float64, experts: str = "ea
     return kind.from_pretrained(folder, dtype=dtype, experts_implementation=experts, **more).eval()
 
 
-def pair_at(folder: str, buckets: Buckets | None = None) -> tuple[CausalLM, MtpDrafter]:
-    target = CausalLM(model_at(folder), buckets)
+def pair_at(folder: str) -> tuple[CausalLM, MtpDrafter]:
+    target = CausalLM(model_at(folder))
     drafter = load_drafter("mtp", target)
     assert isinstance(drafter, MtpDrafter)
     return target, drafter
@@ -145,7 +145,7 @@ PADDED = Buckets((1, 8, 16), (32, 64))
 )
 def test_every_law_is_that_of_transformers_layers(folders, case, buckets):
     """Also below the last layer, and where committed tokens are run late: in a step that drafts one layer."""
-    target, drafter = pair_at(folders[case], buckets)
+    target, drafter = (padded_to(buckets, made) for made in pair_at(folders[case]))
     naive, witness = Naive(folders[case]), Witness(drafter)
     steps = list(Decoder(target, witness, OptTree(40, 0.0, 5)).steps(prompt(9), 16))
     assert any(step.accepted for step in steps), "features of accepted tokens should be seen again"

@@ -20,7 +20,7 @@ from opt_tree.methods.drafters.heads.eagle_head import EagleHead, HeadedEagle
 from opt_tree.methods.drafters.heads.families import refuse_others
 from opt_tree.methods.drafters.heads.published_files import WINDOWS, read_head, refuse_windows
 from opt_tree.models.capabilities import cast_weights
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError, read_config, refused
 from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.quantised_layers import follow, home_of, rows_of
@@ -53,7 +53,6 @@ class EagleDrafter(OfModel):
         self,
         head: EagleHead,
         target: CausalLM,
-        buckets: Buckets | None = None,
         tokens: Int[Tensor, " columns"] | None = None,
     ) -> None:
         """`tokens`: the draft vocabulary; None: all tokens of the head."""
@@ -66,18 +65,16 @@ class EagleDrafter(OfModel):
         output = replicated(target.model.get_output_embeddings())
         if tokens is not None:
             output = rows_of(output, tokens)
-        self._begin(HeadedEagle(head, output, scaling_of(target.model)), target, buckets, tokens)
+        self._begin(HeadedEagle(head, output, scaling_of(target.model)), target, tokens)
 
-    def _begin(
-        self, model: HeadedEagle, target: CausalLM, buckets: Buckets | None, tokens: Int[Tensor, " columns"] | None
-    ) -> None:
+    def _begin(self, model: HeadedEagle, target: CausalLM, tokens: Int[Tensor, " columns"] | None) -> None:
         config = model.config
         if config.vocab_size > target.vocab:
             raise ValueError(
                 f"wrong head for this target: the head has {config.vocab_size} tokens, {target.name} {target.vocab}"
             )
         follow(model.base_model, model.get_output_embeddings())
-        lm = CausalLM(model, buckets, probe=False)
+        lm = CausalLM(model, probe=False)
         self.take_model(lm, config.vocab_size, target.vocab, tokens)
         self.lm.watch((LAST,))
         self.trained = self.lm.max_context
@@ -193,9 +190,7 @@ def warn_beyond(drafter: Any, length: int) -> None:
         )
 
 
-def load_eagle(
-    path: str, target: CausalLM, buckets: Buckets | None = None, tensors: dict[str, Tensor] | None = None
-) -> EagleDrafter:
+def load_eagle(path: str, target: CausalLM, tensors: dict[str, Tensor] | None = None) -> EagleDrafter:
     """Load an EAGLE-1/2 head as published: `config.json` and `model.safetensors`, its parts or `pytorch_model.bin`.
 
     Weights come to the target's dtype and device. `embed_tokens` may be absent: then the target's is used. `d2t` and
@@ -215,7 +210,7 @@ def load_eagle(
         head.load_published(tensors, "it")
         device, _ = home_of(target.model.get_output_embeddings())
         cast_weights(head, device, target.dtype).eval().requires_grad_(False)
-        return EagleDrafter(head, target, buckets, tokens)
+        return EagleDrafter(head, target, tokens)
 
 
 def lend_embeddings(tensors: dict[str, Tensor], target: CausalLM, vocab: int) -> None:

@@ -33,7 +33,7 @@ from opt_tree.methods.drafters.heads.parallel_spec import PEagleDrafter
 from opt_tree.methods.drafters.heads.published_files import read_head
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import cast_weights
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, read_config, refused
 from opt_tree.models.output_scaling import Scaling, scaling_of
@@ -68,7 +68,6 @@ class Eagle3Drafter(EagleDrafter):
         self,
         head: Eagle3Head,
         target: CausalLM,
-        buckets: Buckets | None = None,
         tokens: Int[Tensor, " columns"] | None = None,
         layers: Sequence[int] | None = None,
     ) -> None:
@@ -86,7 +85,7 @@ class Eagle3Drafter(EagleDrafter):
         if tokens is not None and output.weight.shape[0] != len(tokens):
             output = rows_of(output, tokens)
         scaling = Scaling() if own else scaling_of(target.model)
-        self._begin(HeadedEagle(head, output, scaling), target, buckets, tokens)
+        self._begin(HeadedEagle(head, output, scaling), target, tokens)
 
     def inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
         head: Any = self.lm.model.base_model
@@ -158,7 +157,7 @@ def load_eagle3(
         take_biases(head, tensors)
         load_named(head, tensors, "it is not an EAGLE-3 head of this config")
         cast_weights(head, target.device, target.dtype).eval().requires_grad_(False)
-        drafter = Eagle3Drafter(head, target, options.buckets, tokens, options.layers or reading.layers())
+        drafter = Eagle3Drafter(head, target, tokens, options.layers or reading.layers())
         if options.layers is None and not reading.told and target.ranks is None and drafter.features != (LAST,):
             drafter.probe(reading, target, options)
         return PEagleDrafter(drafter, target, *read_masks(raw)) if "mask_hidden" in tensors else drafter
@@ -173,7 +172,7 @@ def _load_either(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
         return load_eagle3(path, feature_target(target), options, tensors)
     if options.layers is not None:
         raise CheckpointError(f"{path} is a head of EAGLE-1 or EAGLE-2, which reads no layers that could be named")
-    return load_eagle(path, feature_target(target), options.buckets, tensors)
+    return load_eagle(path, feature_target(target), tensors)
 
 
 @register(

@@ -21,7 +21,7 @@ from opt_tree.drafter import Drafter
 from opt_tree.errors import counted
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of, unwrapped
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
 from opt_tree.models.output_scaling import scaling_of
@@ -113,9 +113,9 @@ class EarlyExit(Drafter):
 
     alone = "an early exit drafts in the target's own cache, which has room for one sequence"
 
-    def __init__(self, layer: ExitLayer, target: CausalLM, buckets: Buckets | None = None) -> None:
+    def __init__(self, layer: ExitLayer, target: CausalLM) -> None:
         self.split = SplitTarget(target, layer.depth)
-        self.lm = CausalLM(layer, buckets, probe=False)
+        self.lm = CausalLM(layer, probe=False)
         self._below = layer.depth - 1
         """The layer of the target whose states go in."""
         self.models, self.features = (self.lm,), (self._below,)
@@ -201,4 +201,4 @@ def load_early_exit(path: str, target: AnyLM, options: DrafterOptions) -> EarlyE
         layer.load(load_tensors(path))
         layer.to(target.device, target.dtype).eval().requires_grad_(False)
         follow(layer, layer.get_output_embeddings())
-        return EarlyExit(layer, target, options.buckets)
+        return EarlyExit(layer, target)

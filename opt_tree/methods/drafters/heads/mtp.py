@@ -19,7 +19,7 @@ from opt_tree.methods.drafters.heads.eagle import LAST, EagleDrafter
 from opt_tree.methods.drafters.heads.eagle_head import HeadedEagle
 from opt_tree.methods.drafters.heads.mtp_layers import MtpLayer, read_layers
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import refused
 from opt_tree.models.output_scaling import scaling_of
@@ -37,8 +37,8 @@ _AT_ONCE = 64
 class _Deeper:
     """A layer behind the first one, from step to step."""
 
-    def __init__(self, head: HeadedEagle, buckets: Buckets | None, below: "_Deeper | None") -> None:
-        self.lm = CausalLM(head, buckets, probe=False)
+    def __init__(self, head: HeadedEagle, below: "_Deeper | None") -> None:
+        self.lm = CausalLM(head, probe=False)
         self.lm.watch((LAST,))
         self.below = below
         """The layer that reads what this one makes."""
@@ -110,14 +110,14 @@ class MtpDrafter(SeveralForwards, EagleDrafter):
     as deep, in one forward with its nodes. A prompt of fewer tokens than layers is drafted less deep.
     """
 
-    def __init__(self, model: Any, target: CausalLM, buckets: Buckets | None = None) -> None:
+    def __init__(self, model: Any, target: CausalLM) -> None:
         """`model`: a transformers `MtpModel` of this target, whose layers become this drafter's."""
         scaling, count = scaling_of(target.model), len(model.layers)
         heads = [HeadedEagle(MtpLayer(model, index), model.shared_head, scaling) for index in range(count)]
-        self._begin(heads[0], target, buckets, None)
+        self._begin(heads[0], target, None)
         self._deeper: list[_Deeper] = []
         for head in reversed(heads[1:]):
-            self._deeper.insert(0, _Deeper(head, buckets, next(iter(self._deeper), None)))
+            self._deeper.insert(0, _Deeper(head, next(iter(self._deeper), None)))
         for each in self._deeper:
             each.lm.drafted = self.drafted
         self.models = (self.lm, *(each.lm for each in self._deeper))
@@ -190,4 +190,4 @@ def load_mtp(path: str, target: AnyLM, options: DrafterOptions) -> MtpDrafter:
     target = feature_target(target)
     model = read_layers(target)
     with refused(f"cannot draft by the MTP layers of {target.name}"):
-        return MtpDrafter(model, target, options.buckets)
+        return MtpDrafter(model, target)

@@ -23,7 +23,7 @@ from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.methods.drafters.heads.one_pass import OnePass
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import cast_weights, size_of
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, refused
 from opt_tree.models.quantised_layers import home_of
@@ -67,13 +67,12 @@ class ParallelSpecDrafter(SeveralForwards, OnePass):
         self,
         head: ParallelHead,
         target: CausalLM,
-        buckets: Buckets | None = None,
         tokens: Int[Tensor, " columns"] | None = None,
     ) -> None:
         """`tokens`: the draft vocabulary; None: all tokens of the head."""
         super().__init__(target)
         self.tokens = None if tokens is None else tokens.cpu().sort().values
-        self.eagle = EagleDrafter(head, target, buckets, self.tokens)
+        self.eagle = EagleDrafter(head, target, self.tokens)
         self.models, self.max_context = self.eagle.models, self.eagle.max_context - head.masks.num_embeddings
         self.masks = head.config.vocab_size + np.arange(head.masks.num_embeddings)
 
@@ -191,4 +190,4 @@ def load_parallel_spec(path: str, target: AnyLM, options: DrafterOptions) -> Par
         head.load_published(tensors, "it")
         device, _ = home_of(target.model.get_output_embeddings())
         cast_weights(head, device, target.dtype).eval().requires_grad_(False)
-        return ParallelSpecDrafter(head, target, options.buckets, tokens)
+        return ParallelSpecDrafter(head, target, tokens)

@@ -80,7 +80,7 @@ def _loaded(path: str, target: AnyLM, options: DrafterOptions, listed: str | Non
         else:
             common = CommonTokens(options.tokenizer, own, target.name, path)
     dtype = target.dtype if options.dtype == "auto" else options.dtype
-    lm = load_causal_lm(path, dtype, options.device, options.buckets, options.weights)
+    lm = load_causal_lm(path, dtype, options.device, options.weights)
     check_finite(path, dict(lm.model.named_parameters()))
     tokens, vocab = None if listed is None else needed_vocabulary(listed, lm.vocab), target.vocab
     if common is not None:
