@@ -15,7 +15,6 @@ from torch import Tensor
 
 from opt_tree.backend import Backend, Inputs, Mask, Meter
 from opt_tree.cache import KVCache, inference
-from opt_tree.errors import UnsupportedModelError
 from opt_tree.masks import chunked, tree_mask, windowed
 from opt_tree.target import Drafted, Forward, Output, Target, TreeForward, Work, shared
 from opt_tree.tree import send
@@ -39,8 +38,6 @@ class Model(Target):
     Committed rows are the context; rows behind them stay pending until `commit` keeps some.
     """
 
-    key_limit: int = 1 << 62
-    """How many keys a forward may have."""
     drafted: Drafted | None = None
     """What a drafter reads of its logits, where one runs it. Compiled forwards are made for that."""
 
@@ -159,11 +156,6 @@ class Model(Target):
         (rows, columns), features = forward.visible.shape, forward.features
         start = self.length + columns - rows
         padded, keys = self.backend.shape(rows, start)
-        if keys > self.key_limit:
-            raise UnsupportedModelError(
-                f"{self.name} is not causal beyond {self.key_limit} keys (its keep_window_size), and a forward over "
-                f"{self.length} tokens and a tree has {keys}"
-            )
         in_order = (padded, keys) == (rows, start + rows)
         numbers = send(_numbers(forward, start, padded), self.device)[:, None]
         self._note(Pending(columns - rows, forward.tokens, forward.positions))

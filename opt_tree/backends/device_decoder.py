@@ -31,7 +31,7 @@ from opt_tree.verify import greedy, match
 
 DEVICE = "device"
 """In `DeviceDecoder.taken`: steps that stayed on the device."""
-_NO_LIMIT, _NOTHING = Model.key_limit, np.zeros(0, dtype=np.int64)
+_NOTHING = np.zeros(0, dtype=np.int64)
 
 
 class DeviceDecoder(Decoder):
@@ -237,8 +237,8 @@ def _why_not(target: Any, drafter: TensorDrafter | None) -> str | None:
     for lm in (target, *([] if drafter.lm is None else [drafter.lm])):
         if type(lm.cache) is not KVCache:
             return f"{lm.name} keeps its rows in a {type(lm.cache).__name__}"
-        if lm.key_limit < _NO_LIMIT:
-            return f"{lm.name} is causal for {lm.key_limit} keys, and a step is padded to more"
+        if (limit := getattr(lm, "key_limit", None)) is not None:
+            return f"{lm.name} is causal for {limit} keys, and a step is padded to more"
         if {shape.device for shape in lm.cache.shapes} != {target.device}:
             return "the layers are on several devices"
     if target.ranks is not None:

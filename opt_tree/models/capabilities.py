@@ -169,10 +169,10 @@ def logits_per_row(model: Any) -> int:
     return columns_of(output)
 
 
-def key_limit(model: Any) -> int:
-    """Return how many keys a forward may have for rows to be independent of later ones."""
+def key_limit(model: Any) -> int | None:
+    """Return how many keys a forward may have for rows to be independent of later ones; None: any number."""
     config = model.config.get_text_config()
-    return int(config.keep_window_size) if config.model_type == "doge" else 1 << 62
+    return int(config.keep_window_size) if config.model_type == "doge" else None
 
 
 def past_fault(model: Any, error: Exception) -> str:

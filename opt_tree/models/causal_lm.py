@@ -55,6 +55,8 @@ class CausalLM(Model):
 
     not_canonical = ""
     """Why it is not `canonical` where it was to be, if it could."""
+    key_limit: int | None = None
+    """How many keys a forward may have; None: any number."""
     tokenizer_ends: frozenset[int] = frozenset()
     """End tokens that the tokenizer of its `Pair` names."""
 
@@ -232,6 +234,14 @@ class CausalLM(Model):
             tell(self, forward)
         if isinstance(self.cache, RecurrentCache):
             self.cache.expect(forward)
+        if self.key_limit is not None:
+            rows, columns = forward.visible.shape
+            _, keys = self.backend.shape(rows, self.length + columns - rows)
+            if keys > self.key_limit:
+                raise UnsupportedModelError(
+                    f"{self.name} is not causal beyond {self.key_limit} keys (its keep_window_size), and a forward "
+                    f"over {self.length} tokens and a tree has {keys}"
+                )
         return super().prepare(forward)
 
     def begins_with(self, past: Cache, tokens: list[int]) -> bool:
