@@ -18,9 +18,7 @@ GRID: dict[str, str | None] = {"verifiers": "match", "temperatures": "0", "budge
 class Options(Asked):
     """What is compared, on what."""
 
-    preset: str | None = option(
-        None, "a ready list of combinations instead of a grid", choices=("paper", "verification", "rules", "drafters")
-    )
+    preset: str | None = option(None, "a ready list of combinations instead of a grid", choices=("paper", "drafters"))
     policies: str | None = option(
         None,
         known(

@@ -455,7 +455,7 @@ def test_both_drafters_of_the_embedded_pair_bare_and_fitted(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("flag", [["--drafter", "lm:demo"], ["--temperatures", "0"], ["--policies", "binary"]])
 def test_a_preset_does_not_swallow_the_flags_of_a_grid(flag, capsys):
-    assert compare.main(["--preset", "rules", *flag]) == 2
+    assert compare.main(["--preset", "paper", *flag]) == 2
     assert f"leave out {flag[0]}" in capsys.readouterr().err
 
 
