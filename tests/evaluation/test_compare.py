@@ -12,11 +12,11 @@ from matplotlib.colors import to_rgb
 from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import save_pair
 
-from evaluation import eval_opt_classic, report
+from evaluation import report
 from evaluation.answers.comparison import counts, difference, promise, summarise
 from evaluation.answers.record import seed_of
 from evaluation.compare import __main__ as compare
-from evaluation.compare import expectation, measure, pairs
+from evaluation.compare import expectation, measure
 from evaluation.compare.combinations import SIBLINGS, Combination, Grid
 from evaluation.compare.expectation import Expectation
 from evaluation.compare.lines import footprint
@@ -192,64 +192,9 @@ def test_rates_are_measured_on_other_questions(
     assert 0 < rates["rates"]["by_rank"][0] <= 1
     assert command(folder, tmp_path / "b.jsonl", "--policies", "sequoia", "--limit", "6") == 2
     assert "all 6 questions are compared" in capsys.readouterr().err
-    monkeypatch.setattr(pairs, "LEAST_TRIALS", 10**6)
+    monkeypatch.setattr(measure, "LEAST_TRIALS", 10**6)
     assert command(folder, tmp_path / "c.jsonl", "--policies", "sequoia") == 2
     assert "too few questions for acceptance rates: the first rank was tried" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("temperature", "trees"), [("0", "opt:0.1,eagle2,binary,chain"), ("0.8", "opt:0.1,binary")])
-def test_along_stored_answers_the_lines_are_those_of_decoding(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: str, trees: str
-) -> None:
-    """Steps, nodes, E(A) and forwards of every answer; rates along the answers that are not compared."""
-    kinds = ("lm", "ngram")
-    drafters = ("--drafter", f"lm:{folder}/draft,ngram")
-    policies = ("--policies", trees, "--temperatures", temperature)
-    stored, decoded, walked = (tmp_path / f"{name}.jsonl" for name in ("stored", "decoded", "walked"))
-    files = f"--base-model-path {folder}/target --question-file {folder}/prompts.jsonl --output {stored} --seed 0"
-    asked = f"--max-new-tokens 12 --temperature {temperature} --method none --dtype float64 --device cpu"
-    assert eval_opt_classic.main([*files.split(), *asked.split()]) == 0
-    # The comparison asks the first turns alone; so they are what it shares with the answers.
-    firsts = [json.loads(line) for line in stored.read_text().splitlines()]
-    for line in firsts:
-        line["choices"] = [{key: value[:1] for key, value in line["choices"][0].items() if isinstance(value, list)}]
-        steps = line["choices"][0]["decoding_steps"][0]
-        for key in ("accept_lengths", "expected_lengths", "tree_nodes", "tree_depths", "step_times"):
-            line["choices"][0][key] = [1] * steps
-    stored.write_text("".join(json.dumps(line) + "\n" for line in firsts))
-    assert grid(folder, decoded, *policies, *drafters) == 0
-    counted = ["--base-model-path", f"{folder}/target", "--along", str(stored), "--output", str(walked)]
-    counted += ["--limit", "2", "--budgets", "6", "--sharpening", "bare", "--dtype", "float64", "--device", "cpu"]
-    assert compare.main([*counted, *policies, *drafters]) == 0
-    there = {line["question_id"]: line for line in lines(decoded)}
-    assert there.keys() == {line["question_id"] for line in lines(walked)} and len(there) == len(
-        trees.split(",")
-    ) * len(kinds)
-    for line in lines(walked):
-        own = there[line["question_id"]]
-        assert line["first_tree"]["parents"] == own["first_tree"]["parents"]
-        for ours, theirs in zip(line["answers"], own["answers"], strict=True):
-            for key in ("accept_lengths", "tree_nodes", "expected_lengths", "draft_forwards", "finish_reason"):
-                assert ours["choices"][0][key] == theirs["choices"][0][key], key
-        assert line["figures"]["tokens_per_step"] == own["figures"]["tokens_per_step"]
-        assert line["figures"]["speed_up"] is None and line["figures"]["same_as_plain"] == [2, 2]
-    assert "tokens/s" not in capsys.readouterr().out.split("tokens/step")[-1]
-    whole = walked.read_text()
-    assert compare.main([*counted, *policies, *drafters]) == 0 and walked.read_text() == whole  # nothing was missing
-    more = ("--policies", "sequoia,kary:2", "--temperatures", temperature, "--drafter", f"lm:{folder}/draft")
-    assert compare.main([*counted, *more]) == 0
-    (rates,) = lines(Path(f"{walked}.rates"))
-    assert rates["question_id"] == f"lm:{folder}/draft bare, along answers" and rates["tried"][0][0] > 10
-    counted += ["--drafter", f"lm:{folder}/draft"]
-    for wrong, told in (
-        (["--policies", "chains:2", "--verifiers", "multi_round", "--temperatures", temperature], "is refused"),
-        (["--policies", "opt", "--temperatures", "0.5"], f"was decoded at temperature {temperature}"),
-        (["--policies", "opt", "--peers"], "--along decodes nothing"),
-        (["--policies", "opt", "--base-model-path", "demo", "--temperatures", temperature], "has answers of"),
-    ):
-        assert compare.main([*counted, *wrong]) == 2
-        assert told in capsys.readouterr().err, wrong
 
 
 @pytest.mark.parametrize(
