@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import opt_tree
-from evaluation import exactness
+from evaluation import eval_opt_classic, exactness
 from evaluation.answers.record import seed_of
 from evaluation.divergence import LIMIT, Explainer
 from opt_tree.cache import KVCache
@@ -276,3 +276,10 @@ def test_bad_input_gives_one_line(write: Write, capsys: pytest.CaptureFixture, t
     assert "no question in common" in complaint(a, other)
     (tmp_path / "broken.jsonl").write_text("{]\n")
     assert "broken.jsonl, line 1" in complaint(a, tmp_path / "broken.jsonl")
+
+
+@pytest.mark.usefixtures("kernel")
+def test_what_is_not_canonical_here_is_one_line(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    asked = ["--dtype", "float16", "--canonical", "--answer-file", str(tmp_path / "c.jsonl")]
+    assert eval_opt_classic.main(asked) == 2
+    assert "is not canonical in float16 on cpu" in capsys.readouterr().err
