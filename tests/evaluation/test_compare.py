@@ -85,7 +85,7 @@ def test_a_line_says_what_the_decoder_did(folder: Path, tmp_path: Path, capsys: 
     # All that the table shows is in the JSON line, too.
     shown = ("tokens_per_step", "interval", "expected_length", "promise", "draft_forwards_per_step")
     shown += ("draft_tokens_per_step", "draft_ms_per_step", "verified_tokens_per_step")
-    shown += ("repeated_8grams", "turns", "tokens_per_second", "same_as_plain", "block_efficiency")
+    shown += ("turns", "tokens_per_second", "same_as_plain", "block_efficiency")
     assert {key: cells["opt:0.1"][key] for key in shown} == {key: figures[key] for key in shown}
     assert cells["binary"]["minus_opt"] == row["minus_opt"]
     assert cells["opt:0.1"]["speed_up"] == figures["speed_up"]

@@ -302,13 +302,6 @@ def test_a_metric_is_one_function_and_one_line(tmp_path, capsys, monkeypatch):
     assert json.loads(last)["categories"]["writing"]["longest_step"] == 1
 
 
-def test_loops_are_counted() -> None:
-    looping = choice([[4], [4]], [1, 1], token_ids=[[1, 2] * 8, list(range(16))])
-    figures = metrics.summary([answer(1, "math", looping)])
-    # Nine runs of eight tokens, two of them different; the other turn repeats nothing.
-    assert figures["repeated_8grams"] == pytest.approx((7 / 9 + 0) / 2)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
