@@ -364,21 +364,6 @@ def test_files_of_batches_have_no_speed_and_those_of_others_fewer_columns(tmp_pa
     assert turns.tokens_per_second.tolist() == [4] and "accept_lengths" not in turns and turns.tokens_per_step.isna()[0]
 
 
-def test_files_of_eagles_own_scripts_count_their_steps_by_idxs(tmp_path: Path, capsys: Any) -> None:
-    """Its `idx` is the number of the last step, from 0; there is no list of steps."""
-    bare = {"index": 0, "turns": ["x", "y"], "idxs": [1, 4], "new_tokens": [8, 13], "wall_time": [2.0, 4.0]}
-    file = write(tmp_path / "a.jsonl", [answer(1, "math", bare), answer(2, "math", bare | {"idxs": [0, 0]})])
-    assert report.main([str(file), "--format", "csv"]) == 0
-    line = next(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert float(line["tokens_per_step"]) == 42 / 9 and float(line["tokens_per_second"]) == 3.5
-    assert evaluation.load(file).tokens_per_step.tolist() == [4, 13 / 5, 8, 13]
-    table = evaluation.figures(file).iloc[-1]
-    assert (table.steps, table.tokens_per_step) == (9, 42 / 9)
-    for wrong in ([1], [1, None], [1, -1], "x"):
-        turns = evaluation.load(write(tmp_path / "b.jsonl", [answer(1, "math", bare | {"idxs": wrong})]))
-        assert turns.tokens_per_step.isna().all(), "what counts no steps is not taken for it"
-
-
 def test_figures_are_the_reports(tmp_path: Path) -> None:
     file, base = write(tmp_path / "a.jsonl", ANSWERS), write(tmp_path / "b.jsonl", BASELINE)
     table = evaluation.figures(file, baseline=base)
