@@ -23,8 +23,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import evaluation
-import opt_tree
 from evaluation import eval_opt_classic, eval_opt_eagle, report
 from evaluation.answers.file import AnswerFile
 from evaluation.answers.record import seed_of
@@ -279,51 +277,6 @@ def test_chain_and_none_draft_what_they_say(folder: Path, tmp_path: Path) -> Non
 def test_own_history_is_the_own_answer(answers: Path) -> None:
     choice = lines_of(answers)[0]["choices"][0]
     assert make_tokenizer().decode(choice["prompt_ids"][1]) == f"<u>What is 0?<a>{choice['turns'][0]}<u>Why?<a>"
-
-
-@pytest.mark.slow
-def test_a_notebook_does_what_the_command_does(folder: Path, tmp_path: Path, answers: Path) -> None:
-    given = {"drafter": f"lm:{folder}/draft", "dtype": "float64", "device": "cpu", "max_new_tokens": NEW, "nodes": 8}
-    table = evaluation.evaluate(
-        f"{folder}/target", folder / "q.jsonl", tmp_path / "b.jsonl", threshold=0.1, max_depth=4, baseline=True, **given
-    )
-    assert set(table.file) == {"b", "b.plain", "b.transformers"} and set(table.category) == {"math", "writing", "all"}
-    assert set(table.same_text) == {1.0}
-    ours, theirs = evaluation.load(tmp_path / "b.jsonl"), evaluation.load(answers)
-    assert ours.token_ids.tolist() == theirs.token_ids.tolist()
-    assert AnswerFile(tmp_path / "b.jsonl").header()["settings"] == AnswerFile(answers).header()["settings"]
-
-
-@pytest.mark.slow
-def test_a_notebooks_own_policy(folder: Path, tmp_path: Path) -> None:
-    pair = opt_tree.load_pair(f"{folder}/target", f"lm:{folder}/draft", dtype="float64", device="cpu")
-    chain, file = opt_tree.Static.chain(3), tmp_path / "a.jsonl"
-    evaluation.evaluate(pair, ["Name a fish."], file, policy=chain, max_new_tokens=12)
-    (answer,) = lines_of(file)
-    assert max(answer["choices"][0]["tree_depths"]) == 3 == max(answer["choices"][0]["tree_nodes"])
-    with pytest.raises(ValueError, match=r"another configuration .policy "):
-        evaluation.evaluate(pair, ["Name a fish."], file, policy=opt_tree.Static.chain(2), max_new_tokens=12)
-
-
-@pytest.mark.slow
-def test_a_notebooks_own_pair_and_prompts(folder: Path, tmp_path: Path) -> None:
-    pair = opt_tree.load_pair(f"{folder}/target", f"lm:{folder}/draft", dtype="float64", device="cpu")
-    prompts, file = ["Name a fish.", "Why?"], tmp_path / "a.jsonl"
-    for _ in range(2):  # the second time nothing is left to do
-        table = evaluation.evaluate(pair, prompts, file, nodes=8, max_new_tokens=12)
-        turns = evaluation.load(file)
-        assert table.questions.tolist() == [2] and table.new_tokens.tolist() == [turns.new_tokens.sum()]
-    plain = opt_tree.Decoder(pair.target, None, opt_tree.Static.empty()).generate(
-        turns.prompt_ids[0], 12, stop=pair.stop
-    )
-    assert turns.token_ids[0] == plain.tokens and turns.text[1]
-    other = dataclasses.replace(pair, drafter=opt_tree.load_drafter("ngram", pair.target))
-    with pytest.raises(ValueError, match=r"another configuration .drafter .*n-grams"):
-        evaluation.evaluate(other, prompts, file, nodes=8, max_new_tokens=12)
-    with pytest.raises(ValueError, match="the pair is loaded: dtype cannot be chosen any more"):
-        evaluation.evaluate(pair, prompts, dtype="float32")
-    with pytest.raises(ValueError, match="no option is called node; there are "):
-        evaluation.evaluate(pair, prompts, node=8)
 
 
 @pytest.mark.slow
