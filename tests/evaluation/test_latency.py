@@ -8,8 +8,8 @@ import pytest
 from tiny_models import save_pair
 
 from evaluation import latency
-from evaluation.latency import auto_over_others, overview
-from evaluation.timing import Timed, Timings, interleave
+from evaluation.latency import auto_over_others
+from evaluation.timing import Timed, Timings, interleave, overview
 from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.policies.costs import Costs
 

@@ -15,7 +15,6 @@ from evaluation.answers import comparison, metrics
 from evaluation.answers.metrics import METRICS, Metric
 from evaluation.answers.record import exact_match
 from evaluation.answers.steps import acceptance_by_depth, by_position, calibration, step_time, steps_of
-from evaluation.command_line import two_digits
 from evaluation.timing import contested
 
 
@@ -424,11 +423,6 @@ def test_a_machine_with_too_much_to_do_is_told(monkeypatch: pytest.MonkeyPatch) 
         found = contested()
         assert (found is not None) == told
     assert found is not None and "worth nothing" in found and "15.0" in found and "4 cores" in found
-
-
-def test_two_digits() -> None:
-    shown = [two_digits(value) for value in (5.67, 0.843, 134.2, 1.04, 12.6, 0.0, 0.0567)]
-    assert shown == ["5.7", "0.84", "134", "1.0", "13", "0", "0.057"]
 
 
 def test_without_pandas_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
