@@ -462,10 +462,3 @@ def test_the_line_of_depths_goes_as_deep_as_the_bars() -> None:
     plots = pytest.importorskip("evaluation.answers.plots")
     (axes,) = plots.depths(whole_steps(24, depth=10)).axes
     assert [list(line.get_xdata())[-1] for line in axes.lines] == [10, 2], "few steps dotted, enough of them whole"
-
-
-@pytest.mark.slow
-def test_files_are_what_they_are_called(tmp_path: Path) -> None:
-    plots = pytest.importorskip("evaluation.answers.plots")
-    plots.save(plots.depths(whole_steps(24)), tmp_path / "a")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pdf", "a.png", "a.svg"]
