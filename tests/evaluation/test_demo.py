@@ -12,8 +12,7 @@ import pytest
 import torch
 import transformers
 from byte_tokenizer import byte_tokenizer
-from safetensors.torch import save_file
-from tiny_models import ARCHITECTURES, build, perturbed, tiny_head
+from tiny_models import ARCHITECTURES, build, perturbed, publish, tiny_head
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaModel
 
@@ -61,9 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         model.save_pretrained(root / name)
         its.save_pretrained(root / name)
     (root / "head").mkdir()
-    (root / "head" / "config.json").write_text(json.dumps(head.config.to_dict() | {"bias": True}))
-    tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
-    save_file(tensors, root / "head" / "model.safetensors")
+    publish(root / "head", head, "model.safetensors")
     return {path.name: str(path) for path in root.iterdir()}
 
 

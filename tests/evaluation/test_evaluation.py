@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import time
 import types
@@ -18,10 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from byte_tokenizer import byte_tokenizer
+from process import free_port
+from tiny_models import publish
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation import eval_opt_classic, eval_opt_eagle, report
 from evaluation.answers.file import AnswerFile
@@ -57,28 +57,15 @@ TIMES = {
 }
 
 
-def make_tokenizer(chat: bool = True) -> PreTrainedTokenizerFast:
-    """A byte a token, and two special ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: index for index, token in enumerate(["<pad>", "<end>", *alphabet])}
-    inner = Tokenizer(models.BPE(vocab, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<pad>")
-    if chat:
-        tokenizer.chat_template = CHAT
-    return tokenizer
-
-
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Target, drafter (its first layer) and EAGLE head, three questions of one or two turns."""
     root = tmp_path_factory.mktemp("models")
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer(chat_template=CHAT)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.3, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     torch.manual_seed(3)
     target = LlamaForCausalLM(config)
@@ -90,8 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer.save_pretrained(root / name)
     head = EagleHead(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1}))
     (root / "eagle").mkdir()
-    save_file(head.state_dict(), root / "eagle" / "model.safetensors")
-    (root / "eagle" / "config.json").write_text(json.dumps({**config.to_dict(), "num_hidden_layers": 1}))
+    publish(root / "eagle", head, "model.safetensors")
     write_questions(root / "q.jsonl", 3)
     return root
 
@@ -276,7 +262,10 @@ def test_chain_and_none_draft_what_they_say(folder: Path, tmp_path: Path) -> Non
 
 def test_own_history_is_the_own_answer(answers: Path) -> None:
     choice = lines_of(answers)[0]["choices"][0]
-    assert make_tokenizer().decode(choice["prompt_ids"][1]) == f"<u>What is 0?<a>{choice['turns'][0]}<u>Why?<a>"
+    assert (
+        byte_tokenizer(chat_template=CHAT).decode(choice["prompt_ids"][1])
+        == f"<u>What is 0?<a>{choice['turns'][0]}<u>Why?<a>"
+    )
 
 
 @pytest.mark.slow
@@ -375,18 +364,12 @@ def test_kill_9_at_three_moments_loses_and_doubles_nothing(folder: Path, tmp_pat
     assert len(AnswerFile(killed).header()["sessions"]) == 4
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 def begin(folder: Path, paths: list[Path], *more: str, own: tuple[str, ...] = ()) -> list[multiprocessing.Process]:
     """What `accelerate launch` or torchrun sets up on one machine or several: a process for each answer file.
 
     `own`: what only the last one is told.
     """
-    port, size = str(free_port()), len(paths)
+    port, size = free_port(), len(paths)
 
     def work(rank: int) -> int:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": port}
@@ -828,7 +811,7 @@ def test_gpu_options_place_the_target_on_the_processes_own_gpus(monkeypatch: pyt
 
 
 def test_a_tokenizer_without_a_chat_template_needs_one_named() -> None:
-    bare = make_tokenizer(chat=False)
+    bare = byte_tokenizer()
     with pytest.raises(ValueError, match="--conv-template"):
         Prompter(bare, Stop())
     system = pytest.importorskip("fastchat.conversation").get_conv_template("vicuna_v1.1").system_message
@@ -840,7 +823,7 @@ def test_a_tokenizer_without_a_chat_template_needs_one_named() -> None:
 
 def test_an_explicit_template_wins_and_brings_its_stop_strings() -> None:
     pytest.importorskip("fastchat")
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer(chat_template=CHAT)
     prompter = Prompter(tokenizer, Stop(frozenset({tokenizer.eos_token_id})), "zero_shot")
     assert "### Human: Who?" in tokenizer.decode(prompter.encode(["Who?"], []))
     ids = tokenizer("I am.\n###  Human: more").input_ids
@@ -850,7 +833,7 @@ def test_an_explicit_template_wins_and_brings_its_stop_strings() -> None:
 
 
 def test_an_answer_loses_its_stop_token_and_nothing_else() -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer(chat_template=CHAT)
     end = tokenizer.eos_token_id
     prompter = Prompter(tokenizer, Stop(frozenset({end})))
     ids = tokenizer(" a  , b \n").input_ids
@@ -859,7 +842,7 @@ def test_an_answer_loses_its_stop_token_and_nothing_else() -> None:
 
 
 def test_thinking_is_switched_off() -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer(chat_template=CHAT)
     tokenizer.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %}!{% endif %}"
     assert tokenizer.decode(Prompter(tokenizer, Stop()).encode(["Who?"], [])) == "Who?!"
 

@@ -258,9 +258,7 @@ def test_bad_input_gives_one_line(write: Write, capsys: pytest.CaptureFixture, t
 
     def complaint(*arguments: object) -> str:
         status, _, printed = judge(capsys, *arguments)
-        assert status == 2
-        assert printed.startswith("error: ")
-        assert printed.count("\n") == 1
+        assert status == 2 and printed.startswith("error: ") and printed.count("\n") == 1
         return printed
 
     assert "no answer file" in complaint(a, tmp_path / "missing.jsonl")
