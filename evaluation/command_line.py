@@ -5,7 +5,6 @@ Options are dataclass fields made by `option`; how they are read is the library'
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -26,7 +25,7 @@ from opt_tree.system.files import check_writable
 
 __all__ = [
     "Parser", "Value", "at_most", "check_bounds", "check_writable", "counted", "machine_of", "main_of", "numbers",
-    "option", "parse", "print_json", "run_command", "table", "two_digits", "whole_numbers", "work_of",
+    "option", "parse", "print_json", "run_command", "table", "whole_numbers", "work_of",
 ]  # fmt: skip
 
 Options = TypeVar("Options")
@@ -69,11 +68,6 @@ def machine_of(environment: Mapping[str, Any]) -> str:
     """Where something was measured, in words; of a header that others wrote, as far as it says so."""
     threads = [counted(environment["threads"], "thread")] if "threads" in environment else []
     return ", ".join([environment.get("device", "an unknown machine"), *threads])
-
-
-def two_digits(value: float) -> str:
-    """At least two digits, and of the fraction no more than these two need: 0.84, 5.7, 134."""
-    return f"{value:.{max(0, 1 - math.floor(math.log10(value))) if value > 0 else 0}f}"
 
 
 def table(rows: Sequence[Mapping[str, Value]], floats: str = ".2f") -> str:

@@ -28,24 +28,22 @@ from evaluation.run.conversation import conversation_of
 from evaluation.run.models import load_run, read_questions
 from evaluation.run.processes import Processes, place
 from evaluation.run.work import answers, begin, held, plan, sum_up
-from opt_tree import Pair, TreePolicy
 
 
-def run(options: Options, pair: Pair | None = None, policy: TreePolicy | None = None) -> int:
+def run(options: Options) -> int:
     """Load, answer each question by each method, append a line for each answer, sum up.
 
-    A `pair` that is given is decoded with as it is, and a `policy` chooses its trees, instead of what the options name.
     Returns 1 where a question of this process failed, else 0. Raises ValueError and OSError for bad input.
     """
     questions, chosen = read_questions(options)
     processes = Processes.launched()
     device = place(options, processes)
     options = replace(options.on(device), device=device)
-    works = plan(options, questions, processes, pair, policy)
+    works = plan(options, questions, processes)
     with held(works):
-        pair = pair or load_run(options, device)
+        pair = load_run(options, device)
         conversation = conversation_of(options, pair)
-        works = [work.loaded(options, pair, conversation.prompter, policy) for work in works]
+        works = [work.loaded(options, pair, conversation.prompter) for work in works]
         begin(works, options, pair, questions, processes)
         share = processes.share(chosen)
         for work, question, found in answers(works, share, conversation, options.batch_size):

@@ -3,9 +3,6 @@
 Run as `python -m evaluation.exactness a.jsonl b.jsonl`. A verdict is a rounding tie (with the gap and the noise),
 different settings (which), or a defect; `divergence` tells ties from defects. Turns whose prompts differ
 because the answer before them did are counted, not judged.
-
-With `--certify a.jsonl`, greedy answers of a `--canonical` run are computed anew, in one prefill and by trees: every
-token is to be what the prefill's logits choose, and every row of a tree to have its bits. Else there is a defect.
 """
 
 import sys
@@ -17,8 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Return 0 if every difference is explained, 1 if one is a defect, 2 for bad input."""
     parser = Parser("python -m evaluation.exactness", __doc__)
     parser.add_argument("a", help="answer file")
-    parser.add_argument("b", nargs="?", help="answer file to compare it with")
-    parser.add_argument("--certify", action="store_true", help="compute a --canonical run's answers anew, bit by bit")
+    parser.add_argument("b", help="answer file to compare it with")
     parser.add_argument("--base-model-path", help="target; default: the one that the headers name")
     parser.add_argument("--dtype", help="of the target; default: the coarser one of the two headers")
     parser.add_argument("--device", help="default: cuda where there is one, else cpu")
@@ -41,12 +37,11 @@ from tqdm import tqdm
 
 from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, settings_apart
 from evaluation.answers.record import first_difference, paired, seed_of
-from evaluation.certify import Certificate, certify
 from evaluation.command_line import Value, print_json, table
 from evaluation.divergence import Divergence, Explainer, token_at
 from evaluation.run import models
 from evaluation.run.options import Models
-from opt_tree import CausalLM, Pair, Sampling
+from opt_tree import Pair, Sampling
 from opt_tree.errors import counted
 
 
@@ -144,44 +139,12 @@ def load_target(a: AnswerSet, b: AnswerSet, arguments: argparse.Namespace) -> Pa
     dtype = arguments.dtype or max(dtypes, key=lambda name: torch.finfo(getattr(torch, name)).eps, default="auto")
     through = a.settings.get("through") or b.settings.get("through")
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    canonical, compiled = (bool(arguments.certify and a.settings.get(key)) for key in ("canonical", "engine"))
-    own = {"canonical": canonical, "no_exact": not canonical, "compile": compiled}
-    if arguments.certify:
-        own["weights"] = a.settings.get("weights")
-    if compiled:  # the same package as the answers', which watches what the drafter reads
-        own["drafter"] = a.settings.get("drafter")
-    options = Models(base_model_path=path, dtype=dtype, device=device, through=through, **own)
-    return models.load(options, device) if compiled else models.load_target(options, device)
-
-
-def run_certify(arguments: argparse.Namespace) -> int:
-    """Compute the texts of one file anew and print how many tokens and rows are as they were."""
-    answers = read_tokens(arguments.a)
-    if not answers.settings.get("canonical") or float(answers.settings.get("temperature") or 0.0) > 0:
-        raise ValueError(f"{answers.path}: only greedy answers of a --canonical run can be certified")
-    target = load_target(answers, answers, arguments).target
-    choices = [choice for record in answers.answers for choice in record["choices"]]
-    texts = [turn for one in choices for turn in zip(one["prompt_ids"], one["token_ids"], strict=True) if turn[1]]
-    assert isinstance(target, CausalLM)
-    found = [certify(target, *text) for text in tqdm(texts, desc="certifying", disable=None)]
-    total, whole = Certificate(*map(sum, zip(*found, strict=True))), sum(one.whole for one in found)
-    print(
-        f"{whole} of {counted(len(found), 'text')} are those of one prefill: its logits choose {total.chosen} of "
-        f"{counted(total.tokens, 'token')}; {total.equal} of {counted(total.rows, 'row')} of trees are bit-equal to "
-        f"its own ({_plain(target.dtype)}, {target.backend.name})"
-    )
-    print_json(arguments.json, {"texts": len(found), "whole": whole, **total._asdict()})
-    return 0 if whole == len(found) else 1
+    options = Models(base_model_path=path, dtype=dtype, device=device, through=through, no_exact=True)
+    return models.load_target(options, device)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Judge two answer files and print the result."""
-    if arguments.certify:
-        if arguments.b is not None:
-            raise ValueError("--certify takes one answer file")
-        return run_certify(arguments)
-    if arguments.b is None:
-        raise ValueError(f"{arguments.a} and what? Name another answer file, or --certify")
     a, b = read_tokens(arguments.a), read_tokens(arguments.b)
     figures = report(a, b, lambda: load_target(a, b, arguments))
     print_json(arguments.json, figures)

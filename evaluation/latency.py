@@ -49,20 +49,18 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from evaluation.answers.metrics import between, times_as_fast, with_interval
-from evaluation.command_line import Value, counted, machine_of, numbers, table
+from evaluation.answers.metrics import times_as_fast, with_interval
+from evaluation.command_line import counted, machine_of, numbers, table
 from evaluation.run.baselines import InLoop, transformers_batch, transformers_methods
 from evaluation.run.models import gather, load_assistant, made_of
 from evaluation.run.options import AUTO
-from evaluation.timing import Method, Timings, contested, environment, interleave, step_figures
+from evaluation.timing import BASELINES, Method, Row, Timings, contested, environment, interleave, overview
 from opt_tree import Decoder, Generation, OptTree, Pair, Step, TreePolicy, generate_batch
 from opt_tree.policy import MOST_NODES
 from opt_tree.tools.on_device import on_device
 from opt_tree.tools.presets import plain
 from opt_tree.tools.step_costs import auto
 
-BASELINES = ("plain", "transformers", "transformers, assisted")
-Row = dict[str, Value]
 Trees = Mapping[str, TreePolicy]
 
 
@@ -115,24 +113,6 @@ def methods_of(pair: Pair, trees: Trees, twice: bool = False) -> dict[str, Metho
         decoders |= {f"{name}, on the device": decoder for name, decoder in fixed.items()}
     decoders["plain"] = plain(pair.target)
     return {name: InLoop(decoder, stop=pair.stop, forget=True) for name, decoder in decoders.items()}
-
-
-def overview(timings: Timings) -> list[Row]:
-    """A line for each method, the fastest first."""
-    return [_row(name, timings) for name in sorted(timings.runs, key=timings.rate, reverse=True)]
-
-
-def _row(name: str, timings: Timings) -> Row:
-    rate = timings.rate(name)
-    row: Row = {"method": name, "tokens/s": rate, "tokens/CPU s": timings.rate(name, "cpu_seconds")}
-    for other in BASELINES:
-        if other in timings.runs:
-            row[f"x {other}"], edges = times_as_fast(timings.spent(name), timings.spent(other))
-            row[f"x {other}, 95 %"] = None if other == name else between(edges)
-    if "plain" in timings.runs:
-        same = sum(one == other for one, other in zip(timings.texts(name), timings.texts("plain"), strict=True))
-        row["same text"] = f"{same}/{len(timings.texts(name))}"
-    return row | step_figures(timings.generations(name))
 
 
 def auto_over_others(timings: Timings) -> list[Row]:

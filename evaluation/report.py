@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plots", metavar="DIR", help="draw the plots into this folder")
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON line, too")
     parser.add_argument(
-        "--format", choices=("csv", "latex", "markdown"), help="print one table for a paper instead: a line a category"
+        "--format", choices=("csv", "latex", "markdown"), help="print all figures as one table: a line a category"
     )
     return run_command(lambda: work_of("evaluation.report:run")(parser.parse_args(arguments)))
 
@@ -129,31 +129,27 @@ def _draw(runs: Sequence[AnswerSet], plots: str | Path | None) -> None:
             print(f"drawn: {path}", file=sys.stderr)
 
 
-def rows_of(paths: Sequence[str | Path], baseline: str | Path | None = None) -> list[Labelled]:
-    """The figures of each file, by category and of all, the baseline's last; of a comparison, those of its lines."""
-    rows: list[Labelled] = []
-    baseline = baseline or plain_beside(paths)
-    answers, base = read_runs([path for path in paths if not comparison.is_comparison(path)], baseline)
-    for run in answers:
-        groups = by_category(run.answers)
-        for category, group in [*groups.items(), ("all", run.answers)] if len(groups) > 1 else [("all", run.answers)]:
-            rows.append(({"file": run.name, "category": category}, summary(group, base and base.answers)))
-    for path in filter(comparison.is_comparison, paths):
-        rows += comparison.rows_of(path)
-    return rows
-
-
 def figures(*files: str | Path, baseline: str | Path | None = None) -> "DataFrame":
     """Read answer files, or files of `evaluation.compare`, into a row of figures for each category and for all.
 
-    Columns: file, category (or method and temperature), and every figure of the report by name. With a baseline's file
-    also speed_up (micro), its 95 % interval (speed_up_low, speed_up_high), same_text.
+    Columns: file, category (of a comparison what is combined, instead), and every figure of the report by name. With a
+    baseline's file, whose rows come last, also speed_up (micro), its 95 % interval (speed_up_low, speed_up_high),
+    same_text.
 
         evaluation.figures("a.jsonl", baseline="a.plain.jsonl").to_latex()
 
     Raises ValueError and OSError for files that cannot be read.
     """
-    return figures_frame(rows_of(files, baseline))
+    rows: list[Labelled] = []
+    baseline = baseline or plain_beside(files)
+    answers, base = read_runs([path for path in files if not comparison.is_comparison(path)], baseline)
+    for run in answers:
+        groups = by_category(run.answers)
+        for category, group in [*groups.items(), ("all", run.answers)] if len(groups) > 1 else [("all", run.answers)]:
+            rows.append(({"file": run.name, "category": category}, summary(group, base and base.answers)))
+    for path in filter(comparison.is_comparison, files):
+        rows += comparison.rows_of(path)
+    return figures_frame(rows)
 
 
 # A comparison.
@@ -340,13 +336,13 @@ def run(options: argparse.Namespace) -> int:
     if options.format is not None:
         if options.json:
             raise ValueError("--format is a table by itself: leave out --json")
-        print(formatted(rows_of(options.answers, options.baseline), options.format))
+        print(formatted(figures(*options.answers, baseline=options.baseline), options.format).rstrip("\n"))
         _draw([read_timed(path) for path in options.answers if not comparison.is_comparison(path)], options.plots)
         return 0
     compared = [path for path in options.answers if comparison.is_comparison(path)]
     others = [path for path in options.answers if path not in compared]
-    figures = [print_comparison(path) for path in compared]
+    found = [print_comparison(path) for path in compared]
     if others:
-        figures.append(print_report(others, options.baseline, options.plots))
-    print_json(options.json, figures[0] if len(figures) == 1 else {"reports": figures})
+        found.append(print_report(others, options.baseline, options.plots))
+    print_json(options.json, found[0] if len(found) == 1 else {"reports": found})
     return 0

@@ -20,11 +20,15 @@ import torch
 from tqdm import tqdm
 
 import opt_tree
+from evaluation.answers.metrics import between, times_as_fast
+from evaluation.command_line import Value
 from opt_tree import Generation
 from opt_tree.errors import counted
 
 Task = TypeVar("Task")
 Place = TypeVar("Place")
+Row = dict[str, Value]
+BASELINES = ("plain", "transformers", "transformers, assisted")
 _WARM_UP = 16
 _COLD = 2
 """Steps at a generation's beginning that pay for cold memory."""
@@ -147,6 +151,29 @@ def step_figures(generations: Sequence[Generation]) -> dict[str, Any]:
         **{name: 1000 * statistics.median(seconds) for name, seconds in milliseconds.items()},
         "outside %": 100 * statistics.median(time.other / time.total for time in times),
     }
+
+
+def overview(timings: Timings, intervals: bool = True) -> list[Row]:
+    """A line for each method, the fastest first: its speed beside the baselines', its texts, where a step's time goes.
+
+    `intervals`: of the ratios, over prompts.
+    """
+    return [_row(name, timings, intervals) for name in sorted(timings.runs, key=timings.rate, reverse=True)]
+
+
+def _row(name: str, timings: Timings, intervals: bool) -> Row:
+    rate = timings.rate(name)
+    row: Row = {"method": name, "tokens/s": rate, "tokens/CPU s": timings.rate(name, "cpu_seconds")}
+    for other in BASELINES:
+        if other in timings.runs:
+            row[f"x {other}"] = rate / timings.rate(other)
+            if intervals:
+                _, edges = times_as_fast(timings.spent(name), timings.spent(other))
+                row[f"x {other}, 95 %"] = None if other == name else between(edges)
+    if "plain" in timings.runs:
+        same = sum(one == other for one, other in zip(timings.texts(name), timings.texts("plain"), strict=True))
+        row["same text"] = f"{same}/{len(timings.texts(name))}"
+    return row | step_figures(timings.generations(name))
 
 
 def environment(device: torch.device) -> dict[str, Any]:

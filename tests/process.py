@@ -1,7 +1,8 @@
-"""What a process needs before it runs tests. The controller of xdist runs none, and imports none of it."""
+"""What a process needs before it runs tests, and a port. The controller of xdist runs none, and imports none of it."""
 
 import gc
 import os
+import socket
 import threading
 
 import hypothesis
@@ -23,3 +24,10 @@ def prepare() -> None:
     torch.set_num_threads(1)
     hypothesis.settings.register_profile("opt_tree", deadline=None, derandomize=True, database=None, max_examples=30)
     hypothesis.settings.load_profile("opt_tree")
+
+
+def free_port() -> str:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return str(sock.getsockname()[1])

@@ -214,12 +214,6 @@ def test_git_ignores_what_commands_write_by_default():
     assert not ignored("evaluation/questions/more.jsonl") and not ignored("README.md")
 
 
-def test_every_policy_has_a_colour_of_its_own_in_the_pictures():
-    plots = pytest.importorskip("evaluation.compare.plots")
-    colours = [plots.COLOURS[name] for name in POLICIES if name != "plain"]
-    assert len({*colours}) == len(colours)
-
-
 def test_an_interval_over_a_few_questions_is_noted():
     with pytest.warns(UserWarning, match="over 3 questions are too narrow: take 10 or more"):
         bootstrap(lambda rows: rows.mean(-1), 3)

@@ -18,10 +18,6 @@ from traitlets.config import Config
 
 import opt_tree
 from opt_tree.methods.children.iid import IID
-from opt_tree.methods.drafters.registry import KINDS, Kind
-from opt_tree.methods.policies.registry import POLICIES, make_policy
-from opt_tree.methods.policies.sampled import Sampled
-from opt_tree.methods.registry import Method
 from opt_tree.tools import advising, step_costs
 
 NOTEBOOKS = {
@@ -85,16 +81,6 @@ def test_the_bigram_drafter_says_what_it_counted() -> None:
 
 
 @pytest.mark.slow
-def test_the_bigram_drafter_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    bigrams = example("drafter")["Bigrams"]
-    monkeypatch.setitem(KINDS._all, "bigrams", Kind("bigrams", lambda path, target, options: bigrams(), "a table"))
-    pair = opt_tree.load_pair("demo", drafter="bigrams")
-    assert isinstance(pair.drafter, bigrams)
-    with pytest.raises(TypeError, match="Bigrams"):
-        opt_tree.Decoder(pair.target, pair.drafter, Sampled.chains(2, 2))
-
-
-@pytest.mark.slow
 def test_the_trunk_is_a_trunk_and_changes_nothing() -> None:
     found = example("policy")
     answers = found["main"]()
@@ -105,13 +91,6 @@ def test_the_trunk_is_a_trunk_and_changes_nothing() -> None:
         assert len({int(step.tree.depths[row]) for row in inner}) == len(inner), "two nodes of one depth have children"
         assert step.tree.nodes <= found["Trunk"].nodes
     assert answers["Trunk"].mean_acceptance_length > 1.5
-
-
-def test_the_trunk_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    trunk = example("policy")["Trunk"]
-    monkeypatch.setitem(POLICIES._all, "trunk", Method("trunk", trunk, "a trunk and the runners-up of its nodes"))
-    assert make_policy("trunk", nodes=20) == trunk(nodes=20)
-    assert make_policy("trunk:2:0.3", nodes=20) == trunk(nodes=20, width=2, least=0.3)
 
 
 @pytest.mark.slow

@@ -66,17 +66,6 @@ def verified_tokens_per_step(answers: Records) -> float | None:
     return _per_step(answers, "verified_tokens")
 
 
-def repeated_8grams(answers: Records) -> float | None:
-    """The share of a turn's runs of eight tokens that it had before, as a mean over turns: 0 without a loop."""
-    turns = [tokens for choice in choices(answers) for tokens in choice.get("token_ids", [])]
-    return float(np.mean([_repeated(tokens, 8) for tokens in turns])) if turns else None
-
-
-def _repeated(tokens: Sequence[int], n: int) -> float:
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
 def tokens_per_second(answers: Records) -> float | None:
     """Sum over sum, prefill included. This and all that follows is unknown for a batch, whose times are shared."""
     if not alone(answers):
@@ -212,7 +201,6 @@ METRICS = (
     Metric(left_at_last_layer, "left at last layer", percent),
     Metric(draft_forwards_per_step),
     Metric(verified_tokens_per_step, "nodes/step", lambda value: "" if value is None else f"{value - 1:.1f}"),
-    Metric(repeated_8grams),
     Metric(tokens_per_second, "tokens/s", number(1)),
     Metric(tokens_per_second_macro),
     Metric(decode_tokens_per_second, "decode only", number(1)),

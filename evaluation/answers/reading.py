@@ -29,7 +29,7 @@ class AnswerSet:
             print(f"note: the last line of {path} is half-written and left out", file=sys.stderr)
         if not answers:
             raise ValueError(f"{path} has no answers")
-        return cls(file.path, list(map(_counted, answers)), file.read_failed(), file.header())
+        return cls(file.path, answers, file.read_failed(), file.header())
 
     def require(self, keys: Sequence[str], why: str) -> "AnswerSet":
         """Return this set; ValueError, with `why`, unless every choice has these fields and fits together."""
@@ -58,24 +58,6 @@ class AnswerSet:
     def session(self) -> Record:
         """The newest session of the header; empty without one."""
         return self.header["sessions"][-1] if self.header and self.header["sessions"] else {}
-
-
-def _counted(answer: Record) -> Record:
-    """Return an answer with its steps counted by `idxs`, the last step's number, where it says no more.
-
-    Files of EAGLE's and Medusa's own scripts do not; a turn of idx 9 is one of ten steps.
-    """
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        return answer  # which is told where its fields are asked for
-    return answer | {"choices": [choice | _steps_by_index(choice) for choice in choices]}
-
-
-def _steps_by_index(choice: Record) -> Record:
-    last = choice.get("idxs")
-    if "decoding_steps" in choice or not isinstance(last, list) or len(last) != len(choice.get("turns", last)):
-        return {}
-    return {"decoding_steps": [i + 1 for i in last]} if all(type(i) is int and i >= 0 for i in last) else {}
 
 
 def settings_apart(a: AnswerSet, b: AnswerSet, keys: Sequence[str]) -> list[str]:

@@ -4,12 +4,9 @@
     python -m evaluation.compare --policies chains:3,dyspec --verifiers multi_round,traversal --temperatures 0.6,1
     python -m evaluation.compare --policies mine.py:Trunk,opt:0.2 --drafter mine.py:Bigrams
     python -m evaluation.compare --preset paper --plots figures
-    python -m evaluation.compare --along answers.jsonl --policies opt:0.2,eagle2,binary,chain --budgets 8,25,60
 
-With --along nothing is decoded: the steps are counted along stored answers of the target, which is exact for trees of
-the most probable children. Goes on where a killed run stopped; combinations that would not be exact are listed as
-refused and not run. Mean acceptance length (tokens/step) is mean(accepted + 1) over steps, the last one trimmed where
-the answer stops.
+Goes on where a killed run stopped; combinations that would not be exact are listed as refused and not run. Mean
+acceptance length (tokens/step) is mean(accepted + 1) over steps, the last one trimmed where the answer stops.
 """
 
 import sys
@@ -32,7 +29,6 @@ from tqdm import tqdm
 
 from evaluation.answers.comparison import read
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.compare.along import Along
 from evaluation.compare.combinations import Combination
 from evaluation.compare.measure import Bench, peers_key
 from evaluation.report import print_comparison
@@ -71,7 +67,7 @@ def tell(refusals: Mapping[Combination, str]) -> list[dict[str, str]]:
 
 def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) -> list[dict[str, str]]:
     """Append a line for each cell that has none yet, on disk before the next one begins; return what is refused."""
-    bench = Bench(options, cells) if options.along is None else Along(options, cells)
+    bench = Bench(options, cells)
     refusals = {cell: why for cell in cells if (why := bench.refusal(cell)) is not None}
     refused = tell(refusals)
     if not (cells := [cell for cell in cells if cell not in refusals]):
@@ -95,21 +91,21 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
         left = {key: task for key, task in tasks.items() if key not in done}
         busy = None
         if left:
-            bench.warm_up([cell for cell in cells if cell.key in left])
+            bench.warm_up()
         with tqdm(left.items(), unit="cell", initial=len(tasks) - len(left), total=len(tasks)) as bar:
             for key, task in bar:
                 bar.set_postfix_str(key)
                 file.append(task())
-                busy = busy or (contested() if options.along is None else None)  # nothing is timed along answers
+                busy = busy or contested()
     if busy:
         print(busy, file=sys.stderr)
     return refused
 
 
-def _tasks(options: Options, cells: Sequence[Combination], bench: Bench | Along) -> dict[str, Callable[[], Record]]:
+def _tasks(options: Options, cells: Sequence[Combination], bench: Bench) -> dict[str, Callable[[], Record]]:
     """What is measured, by the name of its line: for each temperature what transformers does, then each cell."""
     tasks: dict[str, Callable[[], Record]] = {}
-    if isinstance(bench, Bench) and (options.peers or options.size.peers):
+    if options.peers or options.size.peers:
         for temperature in sorted({cell.temperature for cell in cells}):
             tasks[peers_key(temperature)] = partial(bench.measure_peers, temperature)
     return tasks | {cell.key: partial(bench.measure, cell) for cell in cells}

@@ -11,19 +11,18 @@ from pathlib import Path
 from tqdm import tqdm
 
 from evaluation.answers.comparison import PLAIN
-from evaluation.answers.file import Record
+from evaluation.answers.file import AnswerFile, Record
 from evaluation.compare.combinations import Combination, verifier_of
 from evaluation.compare.expectation import Expectation
 from evaluation.compare.lines import line_of, slim
 from evaluation.compare.options import Options
-from evaluation.compare.pairs import Pairs
-from evaluation.compare.rates import Counts
+from evaluation.compare.pairs import load_pairs, reading
 from evaluation.compare.rates import measure as count_acceptance
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, load_set, select
 from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.conversation import Conversation, alone, side_by_side
-from evaluation.run.models import load_assistant
+from evaluation.run.models import load_assistant, resolved
 from evaluation.timing import Method, in_turn, schedule
 from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step, TreePolicy, Verifier
 from opt_tree.grow import Asking
@@ -32,6 +31,8 @@ from opt_tree.tools.presets import controller, plain
 
 RATES_TOKENS = 64
 """New tokens a question that acceptance rates are counted on."""
+LEAST_TRIALS = 20
+"""Ranks and depths that were tried less often have no acceptance rate."""
 
 
 def peers_key(temperature: float) -> str:
@@ -39,8 +40,12 @@ def peers_key(temperature: float) -> str:
     return f"{PLAIN} and transformers, T {temperature:g}"
 
 
-class Bench(Pairs):
-    """The models and the questions; measures one combination after the other."""
+class Bench:
+    """The models and the questions; measures one combination after the other.
+
+    `settings` are what two outputs must share to be one, `sharpening` is what fitted drafters have. Acceptance rates
+    lie beside the output, in OUTPUT.rates, and are counted once.
+    """
 
     def __init__(self, options: Options, combinations: Sequence[Combination]) -> None:
         self.options, self.size = options, options.size
@@ -50,19 +55,30 @@ class Bench(Pairs):
         self.questions = select(first_turns, None, None, options.limit or self.size.questions)
         self.others = first_turns[len(self.questions) :][-options.rates_questions :]
         self.warming = self._warming()
-        super().__init__(options, combinations)
+        self.pairs = load_pairs(options, combinations)
+        self.pair = next(iter(self.pairs.values()))
+        self.rates_file = AnswerFile(f"{options.output}.rates")
         prompter = Prompter(self.pair.tokenizer, self.pair.stop, options.conv_template)
         self.max_new_tokens = options.max_new_tokens or self.size.tokens
         self.conversation = Conversation(prompter, self.max_new_tokens, seed=options.seed)
         self.counting = dataclasses.replace(self.conversation, max_new_tokens=RATES_TOKENS)
         asked = ("conv_template", "seed", "expect_every", "batch_size", "warm_set")
-        self.settings |= {
-            **{key: getattr(options, key) for key in asked},
+        known = resolved(self.pair)
+        self.settings = {
+            **{key: getattr(options, key) for key in ("base_model_path", "through", *asked)},
+            **{key: known.get(key) for key in ("target_dtype", "canonical")},
             **{"questions": questions.name, "sha256": questions.sha256, "ids": [q.id for q in self.questions]},
             "rates_ids": [question.id for question in self.others],
             "max_new_tokens": self.max_new_tokens,
             "device_type": self.pair.target.device.type,
         }
+        self.sharpening = {
+            spec: resolved(pair)["sharpening"] for (spec, read), pair in self.pairs.items() if read == "fitted"
+        }
+
+    def pair_of(self, one: Combination) -> Pair:
+        """The target, and the drafter of a combination as it is read."""
+        return self.pairs[reading(one)]
 
     def refusal(self, one: Combination) -> str | None:
         """Why the library does not run this combination with this drafter; None if it does, or does not know yet."""
@@ -170,9 +186,10 @@ class Bench(Pairs):
         return {"question_id": question.id, "choices": alone(method, self.conversation.answer(question, method))}
 
     def rates(self, one: Combination) -> AcceptanceRates:
-        """Acceptance rates of the drafter, siblings and temperature, on the other questions."""
-
-        def count() -> Counts:
+        """Acceptance rates of the drafter, siblings and temperature, on the other questions; counted once."""
+        key = f"{one.drafter}, T {one.temperature:g}, {one.children}"
+        found = {record["question_id"]: record["rates"] for record in self.rates_file.read()}
+        if key not in found:
             if not self.others:
                 raise ValueError(
                     f"{one.policy} needs acceptance rates, and all {len(self.questions)} questions are compared: "
@@ -180,11 +197,12 @@ class Bench(Pairs):
                 )
             pair = self.pair_of(one)
             pair.drafter.clear()
-            return count_acceptance(pair, one.children, Sampling(one.temperature), self.others, self.counting)
+            counts = count_acceptance(pair, one.children, Sampling(one.temperature), self.others, self.counting)
+            found[key] = counts.rates(LEAST_TRIALS).to_dict()
+            self.rates_file.append({"question_id": key, "rates": found[key], "tried": counts.tried.tolist()})
+        return AcceptanceRates(tuple(found[key]["by_rank"]), tuple(map(tuple, found[key]["by_depth"])))
 
-        return self.rates_by(f"{one.drafter}, T {one.temperature:g}, {one.children}", count)
-
-    def warm_up(self, left: Sequence[Combination]) -> None:
+    def warm_up(self) -> None:
         """Pay for cold memory before anything is timed."""
         for pair in self.pairs.values():
             Decoder(pair.target, pair.drafter, OptTree()).generate(pair.encode("Count to ten."), 16, stop=None)

@@ -18,9 +18,7 @@ GRID: dict[str, str | None] = {"verifiers": "match", "temperatures": "0", "budge
 class Options(Asked):
     """What is compared, on what."""
 
-    preset: str | None = option(
-        None, "a ready list of combinations instead of a grid", choices=("paper", "verification", "rules", "drafters")
-    )
+    preset: str | None = option(None, "a ready list of combinations instead of a grid", choices=("paper", "drafters"))
     policies: str | None = option(
         None,
         known(
@@ -57,11 +55,6 @@ class Options(Asked):
         most=MOST_LANES,
     )
     seed: int = option(0, "of sampling")
-    along: str | None = option(
-        None,
-        "answer file of this target: count steps along its answers instead of decoding, exactly, for trees of the most "
-        "probable children; nothing is timed, and no question set is read",
-    )
     output: str = option("compare.jsonl", "one JSON line a combination; its header and the rates lie beside it")
     overwrite: bool = option(False, "delete the output instead of going on with it")
     plots: str | None = option(None, "draw what the output has data for into this folder")
@@ -74,8 +67,6 @@ class Options(Asked):
         super().__post_init__()
         if self.batch_size > 1:
             self._check_batch()
-        if self.along is not None and (self.peers or self.batch_size > 1 or self.warm_set or self.max_new_tokens):
-            raise ValueError("--along decodes nothing: leave out --peers, --batch-size, --warm-set, --max-new-tokens")
 
     def _check_batch(self) -> None:
         if self.peers or self.size.peers:

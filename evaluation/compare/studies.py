@@ -21,40 +21,6 @@ def paper() -> list[Grid]:
     ]
 
 
-def verification() -> list[Grid]:
-    """The verification study's: i.i.d. rollouts by K and L, all verifiers at equal budget, temperatures, delay.
-
-    One judge suffices for the rollouts and the temperatures: on a cell's trees the expectation of all is computed.
-    """
-    judges: tuple[str, ...] = ("multi_round", "k_seq", "khisti", "naive", "match", "traversal")
-    temperatures: tuple[float, ...] = (0.2, 0.6, 1, 1.2)
-    ks, lengths, drafters, budget = (1, 2, 3, 4), (1, 2, 4, 6, 8), (DRAFT, HEAD), (24,)
-    chains, rollouts = ("multi_round",), ("chains:3", "delayed:3:2")
-    best = {"dyspec": "without_replacement", "rheo:0.2": "rheo", "opt:0.2": "match", "chain": "block"}
-    grids = [Grid((f"chains:{k}",), chains, (1,), (k * length,)) for k, length in itertools.product(ks, lengths)]
-    grids += [Grid(rollouts, judges, (1,), budget, drafters), Grid(rollouts, chains, temperatures, budget)]
-    for policy, judge in best.items():
-        grids.append(Grid((policy,), (judge,), temperatures, budget))
-        grids.append(Grid((policy,), (judge,), (1,), budget, drafters))
-    grids.append(Grid(("sequoia",), ("without_replacement", "traversal"), (1,), budget, drafters))
-    pair = ("multi_round", "traversal")
-    grids.append(Grid(("delayed:3:1", "delayed:3:4"), pair, (1,), budget, drafters))
-    grids.append(Grid(("kary:2", "kary:3"), pair, (1,), budget))
-    grids.append(Grid(("chain", "dyspec"), ("naive", "traversal"), (1,), budget))
-    return grids
-
-
-def rules() -> list[Grid]:
-    """OPT-Tree's rule against the published code's, thresholds, and the fitted sharpening; small trees beside them."""
-    both = (DRAFT, HEAD)
-    return [
-        Grid(("published:0.5", "opt:0.5", "opt:0.2"), drafters=both),
-        Grid(("opt:0.5", "opt:0.2"), drafters=both, sharpening=("fitted",)),
-        Grid(("binary",), budgets=(30,), drafters=both),
-        Grid(("chain",), budgets=(4,), drafters=both),
-    ]
-
-
 RASD, GRAFT = f"rasd:{HEAD}+store:demo", f"{HEAD}+store:demo"
 DRAFTERS: dict[str, tuple[str, ...]] = {
     DRAFT: ("opt:0.2", "binary"),
@@ -86,7 +52,7 @@ def drafters() -> list[Grid]:
     return grids
 
 
-STUDIES = {"paper": paper, "verification": verification, "rules": rules, "drafters": drafters}
+STUDIES = {"paper": paper, "drafters": drafters}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from evaluation.command_line import machine_of, print_json
-from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, report, table
+from evaluation.demo.comparison import ASSISTED, GREEDY, OURS, PLAIN, different_texts, notes, rows_of, table
 from evaluation.demo.options import BESIDE, Options
 from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.models import load, load_assistant
@@ -92,10 +92,11 @@ def run(options: Options) -> None:
     ways = methods(decoder, pair, options, assistant)
     timings = compare(ways, prompts, first.generation if isinstance(first, Beside) else first, options)
     differences = different_texts(timings, pair, prompts, options.sampling, options.seed)
-    print(table(timings, differences, options.sampling))
+    rows = rows_of(timings, options.sampling)
+    print(table(rows))
     print(*notes(timings, pair, differences, options.sampling), sep="\n")
     if options.html:
-        rates = "; ".join(f"{label} {timings.rate(name):.0f}" for name, label in LABELS.items() if name in timings.runs)
+        rates = "; ".join(f"{row['method']} {row['tokens/s']:.0f}" for row in rows)
         compared = {f"{len(prompts)} prompts" if len(prompts) > 1 else "compared": f"{rates} tokens per second"}
         page = explore(first, pair.tokenizer, compared | {"policy": str(policy)} | facts, ceilings)
         write_text(Path(options.html), page)
@@ -104,7 +105,9 @@ def run(options: Options) -> None:
         print(f"These models are toys. A public one, fetched once: {Path(sys.argv[0]).name} --base-model-path smollm2")
     costs = dataclasses.asdict(policy.costs if isinstance(policy, Auto) else policy)
     settings = {"options": dataclasses.asdict(options), "policy": costs}
-    print_json(options.json, settings | facts | report(timings, differences) | {"environment": place})
+    tokens = {name: sum(map(len, timings.texts(name))) for name in timings.runs}
+    found = {"tokens": tokens, "rows": rows, "divergences": [dataclasses.asdict(one) for one in differences]}
+    print_json(options.json, settings | facts | found | {"environment": place})
 
 
 def make_decoder(options: Options, pair: Pair) -> tuple[Decoder, OptTree | Auto]:

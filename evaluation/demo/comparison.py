@@ -1,30 +1,26 @@
-"""What came out where several ways to decode took turns on the same prompts: as a table, in words, and for machines."""
+"""What came out where several ways to decode took turns on the same prompts: as a table, and in words."""
 
 import contextlib
-import dataclasses
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from evaluation.answers.record import first_difference
 from evaluation.command_line import table as lay_out
-from evaluation.command_line import two_digits
 from evaluation.divergence import Divergence, Explainer
 from evaluation.run.models import made_of
-from evaluation.timing import Timings, contested, step_figures
-from opt_tree import Generation, Pair, Sampling
+from evaluation.timing import BASELINES, Row, Timings, contested, overview, step_figures
+from opt_tree import Pair, Sampling
 from opt_tree.errors import counted
 
-PLAIN, GREEDY, ASSISTED, OURS = "plain", "transformers", "transformers, assisted", "opt_tree"
-LABELS = {
-    PLAIN: "plain decoding, same loop",
-    GREEDY: "transformers",
-    ASSISTED: "transformers, assisted",
-    OURS: "OPT-Tree",
-}
+PLAIN, GREEDY, ASSISTED = BASELINES
+OURS = "OPT-Tree"
+SHOWN = (
+    *("method", "tokens/s", f"x {PLAIN}", f"x {GREEDY}", "tokens/step", "step ms", "draft forwards ms"),
+    *("target forward ms", "outside the forwards ms", "same text"),
+)
+"""The columns that people see."""
 
 
 @dataclass(frozen=True)
@@ -54,31 +50,15 @@ def different_texts(
     return found
 
 
-def table(timings: Timings, differences: Sequence[DifferentText], sampling: Sampling) -> str:
-    """Lay out the comparison, a line a method, OPT-Tree last."""
-    return lay_out([_row(method, timings, differences, sampling.greedy) for method in LABELS])
+def rows_of(timings: Timings, sampling: Sampling) -> list[Row]:
+    """A line for each method, the fastest first; transformers' texts are compared only where it does not draw."""
+    rows = overview(timings, intervals=False)
+    return [row | ({} if sampling.greedy or row["method"] in (PLAIN, OURS) else {"same text": None}) for row in rows]
 
 
-def _row(method: str, timings: Timings, differences: Sequence[DifferentText], greedy: bool) -> dict[str, str]:
-    if method not in timings.runs:
-        return {"": LABELS[method], "tokens/s": "not available"}
-    rate, count = timings.rate(method), len(timings.runs[method])
-    row = {"": LABELS[method], "tokens/s": two_digits(rate)}
-    row["OPT-Tree is"] = f"{two_digits(timings.rate(OURS) / rate)} x" if method != OURS else ""
-    if generations := timings.generations(method):
-        figures = step_figures(generations)
-        row["tokens/step"] = f"{figures['tokens/step']:.2f}"
-        row["E(A)+1"] = f"{expected_per_step(generations):.2f}"
-        row["draft ms"] = "" if method == PLAIN else f"{figures['draft forwards ms']:.2f}"
-        row["verify ms"] = f"{figures['target forward ms']:.2f}"
-        row["other ms"] = f"{figures['outside the forwards ms']:.2f}"
-    same = f"{count - sum(different.method == method for different in differences)}/{count}"
-    return row | {"same text": same if method in (PLAIN, OURS) or greedy else "sampled"}
-
-
-def expected_per_step(generations: Sequence[Generation]) -> float:
-    """Mean of E(A) + 1 over all steps."""
-    return statistics.fmean(length for g in generations for length in g.expected_lengths)
+def table(rows: Sequence[Row]) -> str:
+    """Lay out the comparison for people."""
+    return lay_out([{head: row.get(head) for head in SHOWN} for row in rows])
 
 
 def notes(timings: Timings, pair: Pair, differences: Sequence[DifferentText], sampling: Sampling) -> list[str]:
@@ -89,8 +69,7 @@ def notes(timings: Timings, pair: Pair, differences: Sequence[DifferentText], sa
     lines = [
         f"{counted(len(counts), 'prompt')} x {repeated}, the methods in turn; tokens/s from each prompt's median time, "
         "prefill included; milliseconds: medians over the steps.",
-        "tokens/step: mean of accepted + 1; E(A)+1: what the drafter expected of it; "
-        f"{outside:.0f} % of an OPT-Tree step is outside the two models' forwards.",
+        f"tokens/step: mean of accepted + 1; {outside:.0f} % of an OPT-Tree step is outside the two models' forwards.",
     ]
     if busy := contested():
         lines.insert(0, busy)
@@ -107,21 +86,8 @@ def notes(timings: Timings, pair: Pair, differences: Sequence[DifferentText], sa
 
 def _line(different: DifferentText, pair: Pair) -> str:
     where = f"new token {different.position + 1} of prompt {different.prompt + 1}"
-    line = f"{LABELS[different.method]} leaves plain decoding at {where}"
+    line = f"{different.method} leaves plain decoding at {where}"
     if (why := different.why) is None:
         return line
     ours, theirs = ("the end" if token is None else repr(pair.tokenizer.decode([token])) for token in why.tokens)
     return f"{line}, {ours} for {theirs}: {why.verdict} ({why.reason})"
-
-
-def report(timings: Timings, differences: Sequence[DifferentText]) -> dict[str, Any]:
-    """Return the figures of the table for machines."""
-    ours = timings.generations(OURS)
-    return {
-        "prompts": len(timings.runs[OURS]),
-        "tokens": {method: sum(map(len, timings.texts(method))) for method in timings.runs},
-        "tokens_per_second": {method: timings.rate(method) for method in timings.runs},
-        "E(A)+1": expected_per_step(ours),
-        **step_figures(ours),
-        "divergences": [dataclasses.asdict(different) for different in differences],
-    }

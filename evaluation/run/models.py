@@ -16,7 +16,7 @@ from evaluation.questions.sets import Question, QuestionSet, load_set, select
 from evaluation.run.baselines import InLoop, assistant_of, transformers_greedy
 from evaluation.run.options import Asked, Models, Options
 from evaluation.timing import Method, Timed
-from opt_tree import Decoder, Pair, Sampling, Static, TreePolicy, load_pair, make_canonical
+from opt_tree import Decoder, Pair, Sampling, Static, load_pair, make_canonical
 from opt_tree.backends.package_cache import cache_folder
 from opt_tree.methods.drafters.around import settings_of
 from opt_tree.methods.drafters.registry import DrafterOptions, check_drafter, load_drafter
@@ -145,10 +145,8 @@ def _placement(options: Options, device: str) -> dict[str, Any]:
     }
 
 
-def make_method(
-    name: str, options: Options, pair: Pair, prompter: Prompter, policy: TreePolicy | None = None
-) -> Method:
-    """The method of this name as a function from a prompt to new tokens; `policy`: what chooses OPT-Tree's trees."""
+def make_method(name: str, options: Options, pair: Pair, prompter: Prompter) -> Method:
+    """The method of this name as a function from a prompt to new tokens."""
     sampling = Sampling(options.temperature if options.temperature > 1e-5 else 0.0)
     if name == "transformers":
 
@@ -158,8 +156,7 @@ def make_method(
             return Timed(prompter.trim(timed.tokens), timed.seconds)
 
         return generate
-    given = name == "opt" and policy is not None
-    decoder = Decoder(pair.target, pair.drafter, policy) if given else _decoder(name, options, pair)
+    decoder = _decoder(name, options, pair)
     if options.ceiling and name != "plain":
         decoder = Decoder(pair.target, decoder.drafter, Ceilings(decoder.policy, sampling), decoder.verifier)
     return InLoop(decoder, sampling, prompter.stop)

@@ -1,4 +1,4 @@
-"""The options that commands share, each group a dataclass: the machine, the models, the questions; and a run's own.
+"""The options that commands share, each group a dataclass: the models, the questions; and a run's own.
 
 What they are checked against is the library's, which is imported where options are made: --help imports none of it.
 """
@@ -38,8 +38,8 @@ def known(family: str, text: str) -> Callable[[], str]:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """On what a command runs, what becomes of a pair that is loaded, and whether a machine reads what it prints."""
+class Models:
+    """A target and what drafts for it, on what it runs, and whether a machine reads what is printed."""
 
     device: str | None = option(None, "by default cuda where there is one, else cpu")
     threads: int | None = option(
@@ -55,43 +55,6 @@ class Machine:
         "experiments/inflate.py:inflate_pair:7b makes the target larger",
     )
     json: bool = option(False, "print the figures as one JSON line, too")
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        if self.through is not None:
-            from opt_tree.methods.own_files import split_name
-
-            if split_name(self.through) is None:
-                raise ValueError(f"--through takes FILE.py:NAME, a function that changes a pair, got {self.through}")
-
-    def check_device(self) -> str:
-        """Return the device asked for, or the default, and give this process its threads.
-
-        Raises ValueError where this machine or this build of torch has no such device.
-        """
-        import torch
-
-        from opt_tree.models.checkpoints import require_device
-
-        device = self.device or ("cuda" if torch.cuda.device_count() else "cpu")
-        require_device(device)
-        self.set_threads(torch.device(device))
-        return device
-
-    def set_threads(self, device: "torch.device") -> None:
-        """Give this process the threads it was told to use on a device, or the default."""
-        import torch
-
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        elif device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(1)
-
-
-@dataclass(frozen=True)
-class Models(Machine):
-    """A target and what drafts for it."""
-
     base_model_path: str = option(
         "demo",
         "target: a folder, a .gguf file, a Hub id, 'demo', the embedded one, or a known model, fetched once: "
@@ -129,7 +92,12 @@ class Models(Machine):
     """What drafts where neither a flag nor the model says so."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_bounds(self)
+        if self.through is not None:
+            from opt_tree.methods.own_files import split_name
+
+            if split_name(self.through) is None:
+                raise ValueError(f"--through takes FILE.py:NAME, a function that changes a pair, got {self.through}")
         for key, kind in PUBLISHED.items():
             if (path := getattr(self, key)) is not None:
                 if self.drafter is not None:
@@ -156,6 +124,29 @@ class Models(Machine):
         """What drafts where no flag says it: a known model brings its own drafter; the embedded ones fit no other."""
         own = drafter_of(self.base_model_path) if self.base_model_path in KNOWN else None
         return own or self.embedded
+
+    def check_device(self) -> str:
+        """Return the device asked for, or the default, and give this process its threads.
+
+        Raises ValueError where this machine or this build of torch has no such device.
+        """
+        import torch
+
+        from opt_tree.models.checkpoints import require_device
+
+        device = self.device or ("cuda" if torch.cuda.device_count() else "cpu")
+        require_device(device)
+        self.set_threads(torch.device(device))
+        return device
+
+    def set_threads(self, device: "torch.device") -> None:
+        """Give this process the threads it was told to use on a device, or the default."""
+        import torch
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        elif device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)

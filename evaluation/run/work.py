@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from evaluation.run.models import made_of, make_method, resolved
 from evaluation.run.options import Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Method, contested, environment, schedule
-from opt_tree import Pair, TreePolicy
+from opt_tree import Pair
 from opt_tree.methods.own_files import digests
 from opt_tree.models.capabilities import size_of
 from opt_tree.system.files import check_writable
@@ -58,11 +58,11 @@ class Work:
     overwrite: bool = False
     method: Method | None = None
 
-    def loaded(self, options: Options, pair: Pair, prompter: Prompter, policy: TreePolicy | None = None) -> "Work":
+    def loaded(self, options: Options, pair: Pair, prompter: Prompter) -> "Work":
         """The same with its decoder, and the settings that are known once the models are there."""
         drafts = self.name in ("opt", "chain")
         known = {key: value for key, value in resolved(pair).items() if drafts or key not in DRAFTING}
-        method = make_method(self.name, options, pair, prompter, policy)
+        method = make_method(self.name, options, pair, prompter)
         return replace(self, settings=self.settings | known, method=method)
 
     def done(self, all_parts: bool = False) -> set[int | str]:
@@ -93,17 +93,8 @@ class Work:
         return digest[:22]
 
 
-def plan(
-    options: Options,
-    questions: QuestionSet,
-    processes: Processes = Processes(),
-    pair: Pair | None = None,
-    policy: TreePolicy | None = None,
-) -> list[Work]:
-    """The method asked for and, with --baseline, plain decoding and transformers' generate beside it.
-
-    `pair`, `policy`: those that are given in place of what the options name.
-    """
+def plan(options: Options, questions: QuestionSet, processes: Processes = Processes()) -> list[Work]:
+    """The method asked for and, with --baseline, plain decoding and transformers' generate beside it."""
     default = f"{questions.name}-{options.command}-{options.method}.jsonl"
     path = Path(default if options.answer_file is None else options.answer_file).expanduser()
     model = options.model_id or Path(options.base_model_path.rstrip("/")).name
@@ -113,13 +104,9 @@ def plan(
         "device": str(options.device).partition(":")[0],
         "questions_sha256": questions.sha256,
     }
-    if pair is not None:
-        settings["drafter"] = pair.drafter.describe()
     bare = {key: value for key, value in settings.items() if key not in DRAFTING}
     if code := digests((options.drafter, options.controller or "", options.through or "")):
         settings["code"] = code
-    if policy is not None:  # another object of the same class would be called alike
-        settings["policy"] = repr(policy) if is_dataclass(policy) else type(policy).__qualname__
 
     def work(name: str, path: Path, settings: dict[str, Any]) -> Work:
         whole = AnswerFile(path)
@@ -127,16 +114,12 @@ def plan(
         return Work(name, settings, whole, own, options.overwrite)
 
     works = [work(options.method, path, bare if options.method == "none" else settings)]
-    for name, beside in files_beside(path, options).items():
-        works.append(work(name, beside, bare | {"model_id": f"{settings['model_id']}-{name}", "method": name}))
-    return works
-
-
-def files_beside(path: Path, options: Options) -> dict[str, Path]:
-    """The answer files of the baselines beside one, by their method."""
     baselines = ("transformers",) if options.method == "none" else ("plain", "transformers")
     stem = path.name.removesuffix(".jsonl")
-    return {name: path.with_name(f"{stem}.{name}.jsonl") for name in (baselines if options.baseline else ())}
+    for name in baselines if options.baseline else ():
+        beside, named = path.with_name(f"{stem}.{name}.jsonl"), f"{settings['model_id']}-{name}"
+        works.append(work(name, beside, bare | {"model_id": named, "method": name}))
+    return works
 
 
 @contextmanager

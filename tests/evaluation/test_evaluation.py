@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import time
 import types
@@ -18,13 +17,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from byte_tokenizer import byte_tokenizer
+from process import free_port
+from tiny_models import publish
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
-import evaluation
-import opt_tree
 from evaluation import eval_opt_classic, eval_opt_eagle, report
 from evaluation.answers.file import AnswerFile
 from evaluation.answers.record import seed_of
@@ -36,7 +34,6 @@ from evaluation.run import processes as launching
 from evaluation.run import work
 from evaluation.run.options import EagleOptions, Options
 from evaluation.run.processes import Processes
-from experiments.embedded_family.data import Document
 from opt_tree import EagleHead, OptTree, Stop
 
 CONTEXT, NEW = 160, 8
@@ -59,28 +56,15 @@ TIMES = {
 }
 
 
-def make_tokenizer(chat: bool = True) -> PreTrainedTokenizerFast:
-    """A byte a token, and two special ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: index for index, token in enumerate(["<pad>", "<end>", *alphabet])}
-    inner = Tokenizer(models.BPE(vocab, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<pad>")
-    if chat:
-        tokenizer.chat_template = CHAT
-    return tokenizer
-
-
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Target, drafter (its first layer) and EAGLE head, three questions of one or two turns."""
     root = tmp_path_factory.mktemp("models")
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer(chat_template=CHAT)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.3, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     torch.manual_seed(3)
     target = LlamaForCausalLM(config)
@@ -92,8 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer.save_pretrained(root / name)
     head = EagleHead(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1}))
     (root / "eagle").mkdir()
-    save_file(head.state_dict(), root / "eagle" / "model.safetensors")
-    (root / "eagle" / "config.json").write_text(json.dumps({**config.to_dict(), "num_hidden_layers": 1}))
+    publish(root / "eagle", head, "model.safetensors")
     write_questions(root / "q.jsonl", 3)
     return root
 
@@ -278,52 +261,10 @@ def test_chain_and_none_draft_what_they_say(folder: Path, tmp_path: Path) -> Non
 
 def test_own_history_is_the_own_answer(answers: Path) -> None:
     choice = lines_of(answers)[0]["choices"][0]
-    assert make_tokenizer().decode(choice["prompt_ids"][1]) == f"<u>What is 0?<a>{choice['turns'][0]}<u>Why?<a>"
-
-
-@pytest.mark.slow
-def test_a_notebook_does_what_the_command_does(folder: Path, tmp_path: Path, answers: Path) -> None:
-    given = {"drafter": f"lm:{folder}/draft", "dtype": "float64", "device": "cpu", "max_new_tokens": NEW, "nodes": 8}
-    table = evaluation.evaluate(
-        f"{folder}/target", folder / "q.jsonl", tmp_path / "b.jsonl", threshold=0.1, max_depth=4, baseline=True, **given
+    assert (
+        byte_tokenizer(chat_template=CHAT).decode(choice["prompt_ids"][1])
+        == f"<u>What is 0?<a>{choice['turns'][0]}<u>Why?<a>"
     )
-    assert set(table.file) == {"b", "b.plain", "b.transformers"} and set(table.category) == {"math", "writing", "all"}
-    assert set(table.same_text) == {1.0}
-    ours, theirs = evaluation.load(tmp_path / "b.jsonl"), evaluation.load(answers)
-    assert ours.token_ids.tolist() == theirs.token_ids.tolist()
-    assert AnswerFile(tmp_path / "b.jsonl").header()["settings"] == AnswerFile(answers).header()["settings"]
-
-
-@pytest.mark.slow
-def test_a_notebooks_own_policy(folder: Path, tmp_path: Path) -> None:
-    pair = opt_tree.load_pair(f"{folder}/target", f"lm:{folder}/draft", dtype="float64", device="cpu")
-    chain, file = opt_tree.Static.chain(3), tmp_path / "a.jsonl"
-    evaluation.evaluate(pair, ["Name a fish."], file, policy=chain, max_new_tokens=12)
-    (answer,) = lines_of(file)
-    assert max(answer["choices"][0]["tree_depths"]) == 3 == max(answer["choices"][0]["tree_nodes"])
-    with pytest.raises(ValueError, match=r"another configuration .policy "):
-        evaluation.evaluate(pair, ["Name a fish."], file, policy=opt_tree.Static.chain(2), max_new_tokens=12)
-
-
-@pytest.mark.slow
-def test_a_notebooks_own_pair_and_prompts(folder: Path, tmp_path: Path) -> None:
-    pair = opt_tree.load_pair(f"{folder}/target", f"lm:{folder}/draft", dtype="float64", device="cpu")
-    prompts, file = ["Name a fish.", "Why?"], tmp_path / "a.jsonl"
-    for _ in range(2):  # the second time nothing is left to do
-        table = evaluation.evaluate(pair, prompts, file, nodes=8, max_new_tokens=12)
-        turns = evaluation.load(file)
-        assert table.questions.tolist() == [2] and table.new_tokens.tolist() == [turns.new_tokens.sum()]
-    plain = opt_tree.Decoder(pair.target, None, opt_tree.Static.empty()).generate(
-        turns.prompt_ids[0], 12, stop=pair.stop
-    )
-    assert turns.token_ids[0] == plain.tokens and turns.text[1]
-    other = dataclasses.replace(pair, drafter=opt_tree.load_drafter("ngram", pair.target))
-    with pytest.raises(ValueError, match=r"another configuration .drafter .*n-grams"):
-        evaluation.evaluate(other, prompts, file, nodes=8, max_new_tokens=12)
-    with pytest.raises(ValueError, match="the pair is loaded: dtype cannot be chosen any more"):
-        evaluation.evaluate(pair, prompts, dtype="float32")
-    with pytest.raises(ValueError, match="no option is called node; there are "):
-        evaluation.evaluate(pair, prompts, node=8)
 
 
 @pytest.mark.slow
@@ -422,18 +363,12 @@ def test_kill_9_at_three_moments_loses_and_doubles_nothing(folder: Path, tmp_pat
     assert len(AnswerFile(killed).header()["sessions"]) == 4
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 def begin(folder: Path, paths: list[Path], *more: str, own: tuple[str, ...] = ()) -> list[multiprocessing.Process]:
     """What `accelerate launch` or torchrun sets up on one machine or several: a process for each answer file.
 
     `own`: what only the last one is told.
     """
-    port, size = str(free_port()), len(paths)
+    port, size = free_port(), len(paths)
 
     def work(rank: int) -> int:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": port}
@@ -799,7 +734,6 @@ def test_the_held_out_prompts_are_those_that_figures_were_made_on() -> None:
         questions.hashlib.sha256(texts.encode()).hexdigest()
         == "f50aff55762163f883ba9f2707219c35a100ff536df6116eb3085b7f1a31e8f3"
     )
-    assert {Document(messages=({"role": "user", "content": q.turns[0]},)).split for q in heldout} == {"heldout"}
 
 
 def test_sets_are_found_in_the_folders_in_order(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -875,7 +809,7 @@ def test_gpu_options_place_the_target_on_the_processes_own_gpus(monkeypatch: pyt
 
 
 def test_a_tokenizer_without_a_chat_template_needs_one_named() -> None:
-    bare = make_tokenizer(chat=False)
+    bare = byte_tokenizer()
     with pytest.raises(ValueError, match="--conv-template"):
         Prompter(bare, Stop())
     system = pytest.importorskip("fastchat.conversation").get_conv_template("vicuna_v1.1").system_message
@@ -887,7 +821,7 @@ def test_a_tokenizer_without_a_chat_template_needs_one_named() -> None:
 
 def test_an_explicit_template_wins_and_brings_its_stop_strings() -> None:
     pytest.importorskip("fastchat")
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer(chat_template=CHAT)
     prompter = Prompter(tokenizer, Stop(frozenset({tokenizer.eos_token_id})), "zero_shot")
     assert "### Human: Who?" in tokenizer.decode(prompter.encode(["Who?"], []))
     ids = tokenizer("I am.\n###  Human: more").input_ids
@@ -897,7 +831,7 @@ def test_an_explicit_template_wins_and_brings_its_stop_strings() -> None:
 
 
 def test_an_answer_loses_its_stop_token_and_nothing_else() -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer(chat_template=CHAT)
     end = tokenizer.eos_token_id
     prompter = Prompter(tokenizer, Stop(frozenset({end})))
     ids = tokenizer(" a  , b \n").input_ids
@@ -906,7 +840,7 @@ def test_an_answer_loses_its_stop_token_and_nothing_else() -> None:
 
 
 def test_thinking_is_switched_off() -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = byte_tokenizer(chat_template=CHAT)
     tokenizer.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %}!{% endif %}"
     assert tokenizer.decode(Prompter(tokenizer, Stop()).encode(["Who?"], [])) == "Who?!"
 

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import VOCAB, perturbed, prompt, tiny
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from tiny_models import VOCAB, perturbed, prompt, tiny, tiny_tokenizer
+from transformers import PreTrainedModel
 
 import opt_tree
-from evaluation import exactness
+from evaluation import eval_opt_classic, exactness
 from evaluation.answers.record import seed_of
 from evaluation.divergence import LIMIT, Explainer
 from opt_tree.cache import KVCache
@@ -144,13 +142,10 @@ def test_sampled_generations_are_judged_by_their_race(sampling: opt_tree.Samplin
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint on disk: the tiny Llama and a tokenizer of numbers."""
+    """A checkpoint on disk: the tiny Llama and its tokenizer."""
     path = tmp_path_factory.mktemp("target")
     llama().save_pretrained(path)
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    tokenizer.save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
     return path
 
 
@@ -202,7 +197,7 @@ def test_a_defect_in_a_file_is_found_and_what_follows_it_is_not_judged(write, ca
     assert result["verdicts"] == {"defect": 1, "different prompt": 1}
     assert [d["position"] for d in result["divergences"]] == [6, 0]
     assert "1 of 2 turns with the same prompt are equal" in printed
-    assert f"'w{good[6]}'" in printed
+    assert repr(tiny_tokenizer().decode([good[6]])) in printed
 
 
 def test_settings_are_named(write: Write, capsys: pytest.CaptureFixture) -> None:
@@ -258,9 +253,7 @@ def test_bad_input_gives_one_line(write: Write, capsys: pytest.CaptureFixture, t
 
     def complaint(*arguments: object) -> str:
         status, _, printed = judge(capsys, *arguments)
-        assert status == 2
-        assert printed.startswith("error: ")
-        assert printed.count("\n") == 1
+        assert status == 2 and printed.startswith("error: ") and printed.count("\n") == 1
         return printed
 
     assert "no answer file" in complaint(a, tmp_path / "missing.jsonl")
@@ -276,3 +269,10 @@ def test_bad_input_gives_one_line(write: Write, capsys: pytest.CaptureFixture, t
     assert "no question in common" in complaint(a, other)
     (tmp_path / "broken.jsonl").write_text("{]\n")
     assert "broken.jsonl, line 1" in complaint(a, tmp_path / "broken.jsonl")
+
+
+@pytest.mark.usefixtures("kernel")
+def test_what_is_not_canonical_here_is_one_line(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    asked = ["--dtype", "float16", "--canonical", "--answer-file", str(tmp_path / "c.jsonl")]
+    assert eval_opt_classic.main(asked) == 2
+    assert "is not canonical in float16 on cpu" in capsys.readouterr().err

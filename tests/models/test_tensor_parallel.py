@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from process import free_port
 from tiny_models import VOCAB, perturbed, prompt, tiny, tiny_head
 
 from opt_tree import custom_generate, generate_batch
@@ -33,7 +33,7 @@ IDS = prompt(9)
 
 def spread(folder: Path, work: Callable[[CausalLM, int], Any], wait: float = 300) -> list[Any]:
     """What two processes that share a model return, by rank: None for one that hangs, its exit status if it ends."""
-    context, port = multiprocessing.get_context("fork"), _free_port()
+    context, port = multiprocessing.get_context("fork"), free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(2)]
 
     def run(rank: int) -> None:
@@ -67,12 +67,6 @@ def _received(reader: Any, child: Any) -> Any:
     except EOFError:
         child.join(30)
         return child.exitcode
-
-
-def _free_port() -> str:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return str(sock.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

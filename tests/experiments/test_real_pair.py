@@ -15,47 +15,29 @@ from experiments.real_pair.measure import lines
 from experiments.real_pair.questions import asked, in_rounds
 from experiments.real_pair.tables import Along, more, rate
 from experiments.real_pair.taken import Way, taken_of
-from opt_tree import Decoder, OptTree, Pair, Static, load_pair
+from opt_tree import Decoder, OptTree, Static, load_pair
 from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY
-from opt_tree.methods.policies.eagle2 import Eagle2
-from opt_tree.methods.policies.sequoia import SequoiaTree
 from opt_tree.models.canonical import make_canonical
 from opt_tree.tools.along import along
 from opt_tree.tools.stored_text import written
 
-WAYS = {
-    "threshold 0": Way(OptTree(40, 0)),
-    "smaller": Way(OptTree(8, 0.2)),
-    "sharpened": Way(OptTree(30, 0.2), 0.6),
-    "beam": Way(Eagle2(6, 3, 20)),
-    "fixed": Way(SequoiaTree((0.6, 0.2, 0.1), 20, 4)),
-    "chain": Way(Static.chain(5)),
-    "plain": Way(Static.empty()),
-}
-
-
-@pytest.fixture(scope="module")
-def pair(kernel: None) -> Pair:
-    pair = load_pair("demo", drafter="lm:demo", bare=True, canonical=True, dtype="float32")
-    make_canonical(pair.drafter.models[0])
-    return pair
-
 
 @pytest.mark.slow
-def test_steps_are_kept_as_decoding_takes_them(pair: Pair) -> None:
-    """Lengths, draft forwards, nodes and E(A), step by step, by the drafter sharpened or not."""
+def test_steps_are_kept_as_decoding_takes_them(kernel: None) -> None:
+    """Lengths, draft forwards, nodes and E(A), step by step, by a sharpened drafter; other trees: tools/test_along."""
+    pair = load_pair("demo", drafter="lm:demo", bare=True, canonical=True, dtype="float32")
+    make_canonical(pair.drafter.models[0])
+    drafter, policy = pair.drafter.calibrated(0.6), OptTree(30, 0.2)
     prompt = pair.encode("Why is the sky blue?")
     text = written(pair.target, prompt, 40, pair.stop)
-    for name, (policy, temperature) in WAYS.items():
-        drafter = pair.drafter.calibrated(temperature)
-        found = taken_of(text, along(drafter, text, {name: policy})[name])
-        real = Decoder(pair.target, drafter, policy).generate(prompt, 40, stop=pair.stop)
-        assert real.tokens == text.tokens
-        assert [one.emitted for one in found] == real.accept_lengths, name
-        assert [one.expected for one in found] == [step.expected_accepted for step in real.steps]
-        assert [one.nodes for one in found] == [step.tree.nodes for step in real.steps]
-        assert [one.forwards for one in found] == [step.draft_forwards for step in real.steps]
-        assert [one.place + one.emitted for one in found][-1] == len(text.tokens)
+    found = taken_of(text, along(drafter, text, {"opt": policy})["opt"])
+    real = Decoder(pair.target, drafter, policy).generate(prompt, 40, stop=pair.stop)
+    assert real.tokens == text.tokens
+    assert [one.emitted for one in found] == real.accept_lengths
+    assert [one.expected for one in found] == [step.expected_accepted for step in real.steps]
+    assert [one.nodes for one in found] == [step.tree.nodes for step in real.steps]
+    assert [one.forwards for one in found] == [step.draft_forwards for step in real.steps]
+    assert [one.place + one.emitted for one in found][-1] == len(text.tokens)
 
 
 @pytest.mark.slow
@@ -105,7 +87,7 @@ def test_the_whole_command_goes_on_and_draws(
 
 
 def test_the_dearest_policies_are_run_where_they_are_named() -> None:
-    ways = dict.fromkeys(("opt 60", "opt 500", "opt 60, fitted"), WAYS["plain"])
+    ways = dict.fromkeys(("opt 60", "opt 500", "opt 60, fitted"), Way(Static.empty()))
     assert measure.wanted(ways, ["opt"]).keys() == {"opt 60", "opt 60, fitted"}
     assert measure.wanted(ways, ["opt 500"]).keys() == {"opt 500"}
 

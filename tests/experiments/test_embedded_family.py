@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from evaluation.questions.sets import load_set
 from experiments.embedded_family import plans, recipe, sizes
 from experiments.embedded_family.data import Document, draw_prompts, read_corpus, read_prompts, render
 from experiments.embedded_family.distil import distillation_loss, load_teacher
@@ -119,6 +120,11 @@ def test_prompts_to_train_on_are_repeatable_and_distinct(corpus: Path, tokenizer
     assert len(set(prompts)) == len(prompts) > 0
     for prompt in prompts:
         assert Document(messages=({"role": "user", "content": prompt},)).split == "train"
+
+
+def test_the_held_out_questions_are_of_the_held_out_side() -> None:
+    questions = load_set("heldout").questions
+    assert {Document(messages=({"role": "user", "content": q.turns[0]},)).split for q in questions} == {"heldout"}
 
 
 @pytest.mark.slow

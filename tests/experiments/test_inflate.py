@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from tiny_models import build, perturbed, prompt, save_pair, tiny, tiny_head
+from tiny_models import build, perturbed, prompt, publish, save_pair, tiny, tiny_head
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import opt_tree
@@ -264,10 +263,8 @@ def test_a_head_is_measured_beside_assisted_generation_with_an_inflated_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     root, made = save_pair(tmp_path), []
-    head = tiny_head(tiny("llama"))
     (root / "head").mkdir()
-    (root / "head" / "config.json").write_text(json.dumps(head.config.to_dict() | {"bias": True}))
-    save_file(head.state_dict(), root / "head" / "model.safetensors")
+    publish(root / "head", tiny_head(tiny("llama")), "model.safetensors")
     (root / "q.jsonl").write_text('{"question": "abacadae"}\n{"question": "hbhaagaf"}\n')
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(load_file(INFLATE), "inflate", lambda *given: made.append(given) or inflate(*given))
