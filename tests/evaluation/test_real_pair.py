@@ -17,8 +17,9 @@ from experiments.real_pair.tables import Along, more, rate
 from experiments.real_pair.taken import Way, taken_of
 from opt_tree import Decoder, OptTree, Pair, Static, load_pair
 from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.methods.policies.eagle2 import Eagle2
-from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.sequoia import sequoia_tree
 from opt_tree.models.canonical import make_canonical
 from opt_tree.tools.along import along
 from opt_tree.tools.stored_text import written
@@ -28,7 +29,7 @@ WAYS = {
     "smaller": Way(OptTree(8, 0.2)),
     "sharpened": Way(OptTree(30, 0.2), 0.6),
     "beam": Way(Eagle2(6, 3, 20)),
-    "fixed": Way(SequoiaTree((0.6, 0.2, 0.1), 20, 4)),
+    "fixed": Way(sequoia_tree(AcceptanceRates((0.6, 0.2, 0.1)), 20, 4)),
     "chain": Way(Static.chain(5)),
     "plain": Way(Static.empty()),
 }

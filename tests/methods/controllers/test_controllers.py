@@ -32,7 +32,6 @@ from opt_tree.methods.controllers.beta_length import BetaLength
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength
 from opt_tree.methods.controllers.selected import JudgedPolicy
 from opt_tree.methods.policies.costs import Costs
-from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
@@ -94,7 +93,7 @@ def target_probs() -> dict[Text, float]:
     ("controller", "verifier"),
     [
         (lambda random: Surest(Sampled.chain(2), Sampled.chains(2, 2)), multi_round),
-        (lambda random: Surest(Delayed(1, 2, 1), Sampled.chain(1)), naive),
+        (lambda random: Surest(Sampled.delayed(1, 2, 1), Sampled.chain(1)), naive),
         (lambda random: Scheduled([Static.empty(), Sampled.chains(2, 1)]), multi_round),
         (lambda random: BetaLength(3, Sampled.chain, seed=2), naive),
         (lambda random: CalibratedLength(2, seed=5), match),

@@ -17,7 +17,7 @@ from opt_tree.methods.controllers.selected import SelectedTree, entropy
 from opt_tree.methods.controllers.selector import SCALARS, Action, RootFacts, Selector, TreeMenu
 from opt_tree.methods.drafters.seen import Noted, Seen
 from opt_tree.methods.policies.costs import Costs
-from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.methods.verifiers.walks import block_efficiency
@@ -75,7 +75,7 @@ def test_what_a_step_costs():
         assert action.seconds(COSTS) == pytest.approx(COSTS.score(1 + nodes) + COSTS.draft(layers, rows))
 
 
-@pytest.mark.parametrize(("trunk", "branches", "part"), [(0, 2, Delayed(0, 2, 1)), (1, 1, Delayed(2, 1, 0))])
+@pytest.mark.parametrize(("trunk", "branches", "part"), [(0, 2, Sampled.chains(2, 1)), (1, 1, Sampled.chain(2))])
 def test_a_part_of_a_comb_is_a_drawn_tree(trunk, branches, part):
     """By enumeration: the law of the part is the law of the smaller policy's trees."""
     comb, laws, sampling = Comb(2, 1, 1), hashed_laws(3, 2), Sampling(1.0)

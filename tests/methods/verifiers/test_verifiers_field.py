@@ -53,11 +53,11 @@ from opt_tree.children import Children
 from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
-from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
-from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.sequoia import sequoia_tree
 from opt_tree.methods.verifiers import importance_weighted
 from opt_tree.methods.verifiers.block_verification import block
 from opt_tree.methods.verifiers.importance_weighted import khisti, tournament
@@ -84,12 +84,12 @@ POLICIES: dict[str, TreePolicy] = {
     "chain": Sampled.chain(3),
     "parallel chains": Sampled.chains(2, 2),
     "three siblings": Sampled.kary(3, 1),
-    "delayed": Delayed(trunk=1, branches=2, length=1),
+    "delayed": Sampled.delayed(trunk=1, branches=2, length=1),
     "uneven": Static(((0,), (1,), (0, 0), (0, 1)), IID),
     "binary, distinct": Sampled.kary(2, 2, replacement=False),
     "all, distinct": Sampled.kary(3, 1, replacement=False),
     "chain, distinct": Sampled((1, 1), replacement=False),
-    "sequoia": SequoiaTree((0.6, 0.3), nodes=3, depth=3, siblings=WithoutReplacement),
+    "sequoia": sequoia_tree(AcceptanceRates((0.6, 0.3)), nodes=3, depth=3, siblings=WithoutReplacement),
     "dyspec": DySpec(nodes=3, max_depth=3),
     "dyspec, threshold": DySpec(nodes=4, threshold=0.3, max_depth=2),
     "rheo": Rheo(nodes=3, threshold=0.0, max_depth=3),
@@ -101,7 +101,7 @@ LARGE: dict[str, TreePolicy] = {
     "binary": Sampled.kary(2, 2),
     "three chains": Sampled.chains(3, 2),
     "long chains": Sampled.chains(2, 3),
-    "long delayed": Delayed(trunk=1, branches=2, length=2),
+    "long delayed": Sampled.delayed(trunk=1, branches=2, length=2),
     "deep, distinct": Sampled((2, 2, 1), replacement=False),
 }
 
@@ -234,7 +234,7 @@ def test_at_temperature_0_every_tree_gives_the_argmax(policy: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "verifier"),
     [
-        (Delayed(1, 2, 1), multi_round),
+        (Sampled.delayed(1, 2, 1), multi_round),
         (DySpec(nodes=2, max_depth=2), without_replacement),
         (Rheo(nodes=2, threshold=0.0, max_depth=2), rheo),
         (Sampled.chain(2), block),
@@ -541,8 +541,8 @@ def test_equal_ratios_have_to_be_ordered_as_they_are_chosen() -> None:
     assert case is not None and case.error > 0.01
 
 
-NO_CHAINS = [Sampled.chains(2, 2), Sampled.kary(2, 2, False), DySpec(3), Delayed(1, 2, 1)]
-UNEVEN = [POLICIES["uneven"], SequoiaTree((0.6, 0.3), 3, 3, IID)]
+NO_CHAINS = [Sampled.chains(2, 2), Sampled.kary(2, 2, False), DySpec(3), Sampled.delayed(1, 2, 1)]
+UNEVEN = [POLICIES["uneven"], sequoia_tree(AcceptanceRates((0.6, 0.3)), 3, 3, IID)]
 
 
 @pytest.mark.parametrize(
@@ -559,7 +559,7 @@ def test_shapes_that_a_verifier_does_not_judge_are_refused(verifier: Verifier, p
 
 
 def test_block_verification_takes_every_chain_and_no_tree_with_branches() -> None:
-    for policy in (Sampled.chain(3), Delayed(2, 1, 1), Sampled((1, 1), False)):
+    for policy in (Sampled.chain(3), Sampled.delayed(2, 1, 1), Sampled((1, 1), False)):
         check(block, policy.children)
     tree, _, scores = trees_of("binary, distinct", "by hand")[0]
     with pytest.raises(ValueError, match="block verification is for chains"):
@@ -673,13 +673,13 @@ def test_with_models_the_laws_are_those_of_the_drafters_own_text(policy: TreePol
         (Sampled.chains(3, 2), [3, 3]),
         (Sampled.kary(2, 3), [2, 4, 8]),
         (Sampled.kary(2, 2, replacement=False), [2, 4]),
-        (Delayed(trunk=2, branches=3, length=2), [1, 1, 3, 3]),
-        (Delayed(trunk=0, branches=2, length=1), [2]),
-        (Delayed(trunk=2, branches=3, length=0), [1, 1]),
+        (Sampled.delayed(trunk=2, branches=3, length=2), [1, 1, 3, 3]),
+        (Sampled.delayed(trunk=0, branches=2, length=1), [2]),
+        (Sampled.delayed(trunk=2, branches=3, length=0), [1, 1]),
     ],
     ids=str,
 )
-def test_shapes(policy: Sampled | Delayed, widths: list[int]) -> None:
+def test_shapes(policy: Sampled, widths: list[int]) -> None:
     tree = draft(TableDrafter(hashed_laws(2, 9)), policy, list(CONTEXT), 9, T1, Random())
     assert np.bincount(tree.depths).tolist() == [1, *widths]
     assert policy.nodes == tree.nodes == sum(widths) and policy.max_depth == len(widths)
