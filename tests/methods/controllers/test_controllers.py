@@ -88,14 +88,14 @@ def target_probs() -> dict[Text, float]:
     return target_law(TARGET, CONTEXT, 1)
 
 
-@pytest.mark.quick("<lambda>-naive0", "<lambda>-multi_round1", "<lambda>-naive1", "<lambda>-match0", "<lambda>-match1")
+@pytest.mark.quick("<lambda>-naive", "<lambda>-multi_round1", "<lambda>-match0", "<lambda>-match1", "<lambda>-match2")
 @pytest.mark.parametrize(
     ("controller", "verifier"),
     [
         (lambda random: Surest(Sampled.chain(2), Sampled.chains(2, 2)), multi_round),
         (lambda random: Surest(Sampled.delayed(1, 2, 1), Sampled.chain(1)), naive),
         (lambda random: Scheduled([Static.empty(), Sampled.chains(2, 1)]), multi_round),
-        (lambda random: BetaLength(3, Sampled.chain, seed=2), naive),
+        (lambda random: BetaLength(3, seed=2), match),
         (lambda random: CalibratedLength(2, seed=5), match),
         (lambda random: Auto(Costs.straight(1.9e-3, 2e-3, 7e-5, 5.5e-4, 2e-5)), match),
     ],

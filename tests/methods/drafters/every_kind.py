@@ -95,7 +95,6 @@ VARIANTS: dict[str, Make] = {
     "dspark, fewer tokens": lambda target: dspark_of(target, KNOWN, layers=(0, 1)),
     "dspark, where it is confident": lambda target: dspark_of(target, None, 0.5, (0, 1)),
     "dspark, knowing the path": lambda target: dspark_of(target, layers=(0, 1), markov_head_type="rnn"),
-    "store, alone": lambda target: store(weight=0),
     "store, the longest match": lambda target: store(longest=True),
     "graft, 1 forward": lambda target: Grafted(small().calibrated(0.5), TokenRecycling(VOCAB), 1),
     "graft, of what copies": lambda target: Grafted(Copying(head(target)), NGramDrafter(), 2),
