@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from methods.drafters.plain_layer import plain_layer
+from asking import Witness
+from methods.drafters.published_head import attended, behind
 from texts import plain_texts
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
 from opt_tree.decoder import Decoder
-from opt_tree.drafter import Asked
-from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.methods.drafters.heads import eagle
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter, load_eagle
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead
@@ -21,7 +19,6 @@ from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.opt import OptTree
-from opt_tree.pool import Frontier
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 PADDED = Buckets((1, 8, 16), (32, 64))
@@ -62,36 +59,13 @@ class NaiveHead:
             logits = torch.tanh(logits / cap) * cap
         return logits.log_softmax(-1)
 
-    def layer(self, tokens: list[int], features: list[Tensor]) -> Tensor:
+    def layer(self, tokens: list[int], features: list[Tensor]) -> list[Tensor]:
         """One Llama layer without its first norm over `fc(embedding, feature)`."""
-        w, c = self.weights, self.config
-        pairs = torch.cat([w["embed_tokens.weight"][tokens], torch.stack(features)], -1)
-        x = pairs @ w["fc.weight"].T
-        if "fc.bias" in w:
-            x = x + w["fc.bias"]
-        return plain_layer(w, "layers.0", c, x, x)
-
-
-class Witness(DrafterAround):
-    """Passes everything on and keeps, for every law that was asked for, the context, the path and the law."""
-
-    def __init__(self, drafter: EagleDrafter) -> None:
-        super().__init__(drafter)
-        self.laws: list[tuple[list[int], list[int], Tensor]] = []
-
-    def root(self, context: list[int]) -> Asked:
-        self.context, self.paths = list(context), []
-        return self.after(self.drafter.root(context), lambda answer: self._kept([[]], answer))
-
-    def expand(self, frontier: Frontier) -> Asked:
-        nodes = zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
-        paths = [[*self.paths[parent], token] for parent, token in nodes]
-        return self.after(self.drafter.expand(frontier), lambda answer: self._kept(paths, answer))
-
-    def _kept(self, paths: list[list[int]], answer: LogProbs) -> LogProbs:
-        self.paths += paths
-        self.laws += [(self.context, path, law) for path, law in zip(paths, answer.values, strict=True)]
-        return answer
+        w, theta = self.weights, self.config.rope_parameters["rope_theta"]
+        pairs = zip(w["embed_tokens.weight"][tokens], features, strict=True)
+        rows = [w["fc.weight"] @ torch.cat(pair) + w.get("fc.bias", 0) for pair in pairs]
+        added = attended(w, "layers.0", rows, theta=theta)
+        return [behind(w, "layers.0", x + y) for x, y in zip(rows, added, strict=True)]
 
 
 class TestLaw:

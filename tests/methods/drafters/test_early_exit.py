@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from methods.drafters.test_eagle import Witness
+from asking import Witness
 from safetensors.torch import save_file
 from texts import plain_texts, refused
 from tiny_models import ARCHITECTURES, build, perturbed, prompt

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from methods.drafters.test_eagle import Witness
+from asking import Witness
 from safetensors.torch import load_file, save_file
 from texts import refused
 from tiny_models import ARCHITECTURES, WIDTH, WINDOW, build, prompt

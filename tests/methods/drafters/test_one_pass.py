@@ -4,9 +4,10 @@ import json
 
 import pytest
 import torch
+from asking import recorded
 from safetensors.torch import save_file
 from texts import refused
-from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny
+from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, drawn, prompt, tiny
 
 from opt_tree import CheckpointError, Decoder, OptTree, load_drafter
 from opt_tree.methods.drafters.heads.one_pass import MedusaDrafter, MedusaHeads
@@ -22,16 +23,8 @@ def target_of(**changes):
     return CausalLM(build(config))
 
 
-def noisy(module, seed=5):
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        for weight in module.parameters():
-            torch.nn.init.normal_(weight, std=0.1)
-    return module.double().eval().requires_grad_(False)
-
-
 def medusa(target, own_output=True, layers=1):
-    return MedusaDrafter(noisy(MedusaHeads(target.hidden, target.vocab, 3, layers, own_output)), target)
+    return MedusaDrafter(drawn(MedusaHeads(target.hidden, target.vocab, 3, layers, own_output)), target)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -39,21 +32,14 @@ def test_medusa_s_heads_read_the_feature_that_chose_the_root(layers, monkeypatch
     """Head i speaks of the token i + 2 behind the feature: i + 1 behind the root."""
     target = target_of()
     drafter = medusa(target, layers=layers)
-    root, seen = drafter.root, []
-
-    def asked(context):
-        answer = root(context)
-        seen.append((list(context), drafter.answers.values.clone()))
-        return answer
-
-    monkeypatch.setattr(drafter, "root", asked)
+    found = recorded(drafter, monkeypatch)
     for _ in Decoder(target, drafter, POLICY).steps(prompt(6), 12):
         pass
-    assert len(seen) > 3
-    for context, laws in seen:
+    assert len(found) > 3
+    for context, laws in found.items():
         with torch.no_grad():
             states = tiny("llama").base_model(torch.tensor([context[:-1]]), use_cache=False).last_hidden_state[0, -1]
-            for law, head in zip(laws, drafter.heads.heads, strict=True):
+            for law, head in zip(laws.log_softmax(-1), drafter.heads.heads, strict=True):
                 x = states
                 for block in head[:-1]:
                     x = x + torch.nn.functional.silu(block.linear(x))

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+from asking import Witness, recorded
 from methods.drafters.published_head import COLUMNS, HEADS, KNOWN, SIZE, Loops, head_weights, normed, write_head
 from methods.drafters.published_head import target_of as deep_target
-from methods.drafters.test_eagle import Witness
 from safetensors.torch import save_file
 from texts import refused
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny, tiny_head
@@ -44,24 +44,6 @@ def drafter_of(target, tokens=None):
     return ParallelSpecDrafter(head_of(target), target, tokens=tokens)
 
 
-def recorded(drafter, monkeypatch):
-    """What is said of every depth, of every context that is drafted for."""
-    root, answer, asked, found = drafter.root, drafter.answer, [], {}
-
-    def noted(context):
-        asked.append(tuple(context))
-        return root(context)
-
-    def kept(scores):
-        first = answer(scores)
-        found[asked[-1]] = drafter.answers.values.clone()
-        return first
-
-    monkeypatch.setattr(drafter, "root", noted)
-    monkeypatch.setattr(drafter, "answer", kept)
-    return found
-
-
 def expected(head, context):
     """The laws behind a context, a row at a time: each mask in a forward of its own, over the pairs and its masks."""
     model = tiny("llama")
@@ -90,7 +72,7 @@ def test_a_mask_sees_the_true_pairs_and_the_masks_before_it(pairs, monkeypatch):
         assert len(accepted) > 2
     assert len(found) > 8
     for context, laws in found.items():
-        assert torch.allclose(laws, expected(head_of(target), list(context)).log_softmax(-1), atol=1e-9)
+        assert torch.allclose(laws.log_softmax(-1), expected(head_of(target), list(context)).log_softmax(-1), atol=1e-9)
 
 
 def test_a_step_without_a_draft_is_caught_up_with(monkeypatch):
@@ -101,7 +83,7 @@ def test_a_step_without_a_draft_is_caught_up_with(monkeypatch):
     Decoder(target, drafter, Scheduled(policies)).generate(text, 12)
     assert len(found) >= 3
     for context, laws in found.items():
-        assert torch.allclose(laws, expected(head_of(target), list(context)).log_softmax(-1), atol=1e-9)
+        assert torch.allclose(laws.log_softmax(-1), expected(head_of(target), list(context)).log_softmax(-1), atol=1e-9)
 
 
 def test_a_draft_vocabulary_holds_for_every_depth(monkeypatch):
@@ -112,7 +94,7 @@ def test_a_draft_vocabulary_holds_for_every_depth(monkeypatch):
     assert drafter.tokens.tolist() == SOME.tolist()[::-1]
     for context, laws in found.items():
         whole = expected(head_of(target), list(context))
-        assert torch.allclose(laws, whole[:, SOME.flip(0)].log_softmax(-1), atol=1e-9)
+        assert torch.allclose(laws.log_softmax(-1), whole[:, SOME.flip(0)].log_softmax(-1), atol=1e-9)
 
 
 class TestFiles:

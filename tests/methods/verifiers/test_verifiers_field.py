@@ -15,10 +15,12 @@ import torch
 from asking import begin, draft
 from enumeration import LAWS as PLAIN_LAWS
 from enumeration import (
+    LOSSLESS,
     VOCAB,
     Text,
     drawn_trees,
     emitted_law,
+    exact_for,
     law_of,
     scored,
     solved_once,
@@ -49,7 +51,6 @@ from opt_tree import (
     prove,
 )
 from opt_tree.answers import LogProbs, probs_of
-from opt_tree.children import Children
 from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
@@ -66,7 +67,6 @@ from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.multipath_block_verification import chosen_from, multipath_block
 from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.methods.verifiers.recursive_rejection import without, without_replacement
-from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.methods.verifiers.rheo_sampling import rheo
 from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.methods.verifiers.typical_acceptance import typical
@@ -76,9 +76,6 @@ from opt_tree.tools.enumeration import continued, distance
 from opt_tree.verify import Branching, check
 
 CONTEXT = (0,)
-JUDGES = [method.make for method in VERIFIERS.values()]
-LOSSLESS = [judge for judge in JUDGES if not judge.lossy]
-OF_DRAWS = [judge for judge in LOSSLESS if judge is not greedy]
 
 POLICIES: dict[str, TreePolicy] = {
     "chain": Sampled.chain(3),
@@ -122,14 +119,6 @@ DENSE = ("binary, distinct", "dyspec", "dyspec, threshold", "parallel chains", "
 QUICK = [
     f"{policy}-{laws}" for policy, laws in CASES if laws not in ("random", "equal", "zeros" if policy in DENSE else "")
 ]
-
-
-def allowed(verifier: Verifier, children: Children) -> bool:
-    try:
-        check(verifier, children)
-    except TypeError:
-        return False
-    return True
 
 
 @functools.cache
@@ -202,8 +191,8 @@ def pairs_of(policy: str, laws: str) -> list[Verifier]:
     children = (POLICIES | LARGE)[policy].children
     return [
         verifier
-        for verifier in OF_DRAWS
-        if allowed(verifier, children) and (verifier is not match or draws_of(policy, laws) < 10_000)
+        for verifier in LOSSLESS
+        if exact_for(verifier, children) and (verifier is not match or draws_of(policy, laws) < 10_000)
     ]
 
 
@@ -256,7 +245,7 @@ def test_the_loop_emits_the_processed_targets_law(policy: TreePolicy, verifier: 
 
 BRANCHING: dict[str, tuple[Branching, bool]] = {  # and whether it is exact for independent draws
     verifier.__name__: (verifier.branching, IID in verifier.valid_for)
-    for verifier in OF_DRAWS
+    for verifier in LOSSLESS
     if verifier.branching is not None
 }
 SHAPES = st.sampled_from([(2, 1), (2, 3), (4, 2), (3, 3), (6, 2)])
@@ -281,15 +270,10 @@ def children_of(draft: np.ndarray, k: int, replacement: bool) -> Iterator[tuple[
             yield (token, *rest), probability * draft[token] / draft.sum()
 
 
-@pytest.mark.parametrize("name", BRANCHING)
-@settings(max_examples=25)
-@given(st.integers(0, 10_000), SHAPES)
-def test_a_branching_law_has_the_target_as_its_mean(name: str, seed: int, shape: tuple[int, int]) -> None:
+def assert_the_mean_is_the_target(name: str, target: np.ndarray, draft: np.ndarray, k: int) -> None:
+    """Over every list of `k` children a branching emits a law, and their mean is the target."""
     branching, replacement = BRANCHING[name]
-    vocab, k = shape
-    rng = np.random.default_rng(seed)
-    target, draft = random_law(rng, vocab), random_law(rng, vocab)
-    mean = np.zeros(vocab)
+    mean = np.zeros(len(target))
     with unchecked():
         for children, probability in children_of(draft, k, replacement):
             emitted = branching(target, draft, np.array(children))
@@ -299,21 +283,23 @@ def test_a_branching_law_has_the_target_as_its_mean(name: str, seed: int, shape:
 
 
 @pytest.mark.parametrize("name", BRANCHING)
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), SHAPES)
+def test_a_branching_law_has_the_target_as_its_mean(name: str, seed: int, shape: tuple[int, int]) -> None:
+    vocab, k = shape
+    rng = np.random.default_rng(seed)
+    assert_the_mean_is_the_target(name, random_law(rng, vocab), random_law(rng, vocab), k)
+
+
+@pytest.mark.parametrize("name", BRANCHING)
 @given(st.integers(0, 10_000))
 @settings(max_examples=15)
 def test_tokens_that_are_hardly_ever_drawn_are_judged_exactly_too(name: str, seed: int) -> None:
     """Probabilities down to 1e-30, every list of children, equal ones too: no 0/0, and the target is the mean."""
-    branching, replacement = BRANCHING[name]
     rng = np.random.default_rng(seed)
     target, draft = (10.0 ** -rng.uniform(0, 30, 4) for _ in range(2))
-    target, draft = target / target.sum(), draft / draft.sum()
-    mean = np.zeros(4)
-    with unchecked(), np.errstate(divide="raise", invalid="raise"):
-        for children, probability in children_of(draft, 3, replacement):
-            emitted = branching(target, draft, np.array(children))
-            assert (emitted >= 0).all() and emitted.sum() == pytest.approx(1, abs=1e-12)
-            mean += probability * emitted
-    assert mean == pytest.approx(target, abs=1e-12)
+    with np.errstate(divide="raise", invalid="raise"):
+        assert_the_mean_is_the_target(name, target / target.sum(), draft / draft.sum(), 3)
 
 
 @given(st.integers(0, 10_000))
@@ -620,15 +606,12 @@ def test_a_drafter_may_lack_tokens(verifier: Verifier) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_laws_are_reproduced_exactly(name: str, dtype: torch.dtype) -> None:
     """Their residuals are taken in float64: no law is renormalised in the precision it came in."""
-    branching, replacement = BRANCHING[name]
     rows = (torch.randn(2, 5, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
     tree = Tree(np.array([0]), np.array([-1]), np.zeros(1), np.zeros(1, dtype=np.int64))
     target = probs_of(T1.process(rows[:1], tree, [0]))[0].numpy()
+    assert target == pytest.approx(rows[0].double().softmax(-1).numpy(), abs=1e-12)
     draft = probs_of(T1.warp(rows[1:].float().log_softmax(-1)))[0].numpy()
-    mean = np.zeros(5)
-    for children, probability in children_of(draft, 2, replacement):
-        mean += probability * branching(target, draft, np.array(children))
-    assert mean == pytest.approx(rows[0].double().softmax(-1).numpy(), abs=1e-12)
+    assert_the_mean_is_the_target(name, target, draft, 2)
 
 
 # ---- trees of sampled children
