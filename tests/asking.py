@@ -3,14 +3,25 @@
 from typing import Any
 
 import pytest
+from tiny_models import ARCHITECTURES, VOCAB, build, tiny_drafter
 from torch import Tensor
 
-from opt_tree import Drafter, LogProbs, Output, Random, Sampling, Tree, TreePolicy
+from opt_tree import CausalLM, CausalLMDrafter, Drafter, LogProbs, Output, Random, Sampling, Tree, TreePolicy
 from opt_tree.drafter import Asked
 from opt_tree.grow import answer_of, grow, run
 from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.methods.drafters.heads.one_pass import OnePass
 from opt_tree.pool import Frontier
+
+
+def tiny_target() -> CausalLM:
+    """A target of its own, the tiny Llama: a drafter may hook its model."""
+    return CausalLM(build(ARCHITECTURES["llama"]()))
+
+
+def tiny_lm_drafter() -> CausalLMDrafter:
+    """A draft model for it."""
+    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
 
 
 def begin(drafter: Drafter, prompt: list[int], prefill: Output | None = None, **more: Any) -> None:

@@ -17,6 +17,7 @@ from tiny_models import (
     CONTEXT,
     VOCAB,
     build,
+    drawn,
     perturbed,
     prompt,
     random_tree,
@@ -27,7 +28,7 @@ from tiny_models import (
 from torch._dynamo.utils import counters
 
 sys.path.append(str(Path(__file__).parents[1] / "drafters"))
-from methods.drafters.test_blocks import block_of, drawn, dspark_of
+from methods.drafters.test_blocks import block_of, dspark_of
 from methods.drafters.test_eagle3 import KNOWN, tiny_head3
 from methods.drafters.test_parallel_spec import SOME, head_of
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from backends.test_table_tensors import store_of
-from methods.drafters.test_blocks import drawn, dspark_of
+from methods.drafters.test_blocks import dspark_of
 from methods.drafters.test_mtp import model_at, publish, small_numbers
-from tiny_models import ARCHITECTURES, build, perturbed, prompt, random_tree, tiny_head
+from tiny_models import ARCHITECTURES, build, drawn, perturbed, prompt, random_tree, tiny_head
 
 import opt_tree
 from evaluation import eval_opt_eagle

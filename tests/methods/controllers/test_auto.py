@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asking import tiny_lm_drafter, tiny_target
 from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import ARCHITECTURES, build, prompt, tiny_drafter
 
@@ -40,7 +41,7 @@ POOR = Costs.straight(plain=5e-3, step=5e-3, row=8e-4, layer=8e-3, draft_row=1e-
 
 
 def tiny_pair() -> tuple[CausalLM, CausalLMDrafter]:
-    return CausalLM(build(ARCHITECTURES["llama"]())), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    return tiny_target(), tiny_lm_drafter()
 
 
 def layer(*probs: float) -> LogProbs:
@@ -214,7 +215,7 @@ def test_packed_weights_have_costs_of_their_own():
     target = CausalLM(build(ARCHITECTURES["llama"]()).bfloat16())
     if not target.eager.packed:
         pytest.skip("this CPU packs no bfloat16")
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    drafter = tiny_lm_drafter()
     packed = pricing._facts(target, drafter)
     target.pack(False)
     assert pricing._facts(target, drafter) != packed
@@ -282,7 +283,7 @@ def timed(monkeypatch) -> Callable[..., list[Timed]]:
 @pytest.mark.slow
 def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(timed):
     steps = timed(ROUNDS=3)
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    target = tiny_target()
     table = TokenRecycling(target.vocab)
     pricing.measure_costs(target, table)
     grown = [step for step in steps if step.rows > 9]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from asking import tiny_lm_drafter, tiny_target
 from enumeration import Text, first_token, target_law
 from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, build, prompt, tiny, tiny_drafter, tiny_head
@@ -141,12 +142,12 @@ def test_a_verifier_may_be_chosen_blindly_but_not_by_what_was_drawn():
 
 @pytest.fixture
 def target() -> CausalLM:
-    return CausalLM(build(ARCHITECTURES["llama"]()))
+    return tiny_target()
 
 
 @pytest.mark.slow
 def test_a_schedule_takes_its_policies_in_turn_and_changes_no_token(target):
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    drafter = tiny_lm_drafter()
     policies = [OptTree(6, 0.0, 3), Static.empty(), Eagle2(2, 2, 5), Static.chain(3)]
     decoder = Decoder(target, drafter, Scheduled(policies))
     text = plain(target).generate(prompt(9), 40).tokens
@@ -226,7 +227,7 @@ class Undeclared(Scheduled):
 
 
 def test_what_is_wrong_is_said(target):
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    drafter = tiny_lm_drafter()
     with pytest.raises(TypeError, match="multi_round is not exact for children of type TopK"):
         Decoder(target, drafter, Scheduled([Sampled.chain(2), OptTree()]), multi_round)
     with pytest.raises(TypeError, match="OptTree needs a drafter"):

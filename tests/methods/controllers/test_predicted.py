@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from asking import begin, draft
+from asking import begin, draft, tiny_target
 from enumeration import EnumeratingRandom, Text, law_of, target_law, unchecked
 from methods.drafters.test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
 from table_models import TableDrafter, TableTarget, hashed_laws
@@ -36,10 +36,6 @@ from opt_tree.training.controllers.draft_length import (
 LONGEST = 4
 
 
-def target() -> CausalLM:
-    return CausalLM(build(ARCHITECTURES["llama"]()))
-
-
 def predictor_of(hidden: int = HIDDEN, seed: int = 0) -> LengthPredictor:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -59,7 +55,7 @@ def chain_behind(drafter: EagleDrafter, lm: CausalLM, context: list[int]) -> lis
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_labels_are_the_lengths_that_drafting_reaches(kind):
     """On a text that follows the drafter for 0 to 4 tokens at a time, at every place of it."""
-    lm = target() if kind == "eagle" else target_of()
+    lm = tiny_target() if kind == "eagle" else target_of()
     drafter = (
         EagleDrafter(tiny_head(lm.model), lm)
         if kind == "eagle"
@@ -94,7 +90,7 @@ class Told(LengthPredictor):
 @pytest.mark.parametrize(("told", "length"), [(-3.0, 0), (0.4, 0), (0.6, 1), (2.4, 2), (3.6, 4), (9.0, 4)])
 def test_the_length_is_the_number_rounded_within_bounds(told, length):
     """The paper's equation 3; beyond it the threshold goes on."""
-    lm = target()
+    lm = tiny_target()
     for chain in (Static.chain, lambda least: ThresholdChain(4, 0.5, least)):
         controller = PredictedLength(Told(told), lm, chain)
         controller._feature = torch.zeros(1, 4)
@@ -103,7 +99,7 @@ def test_the_length_is_the_number_rounded_within_bounds(told, length):
 
 def test_it_reads_the_token_before_the_root_and_its_feature():
     """Not the root itself, the paper's bonus token."""
-    lm, read = target(), []
+    lm, read = tiny_target(), []
     predictor = Told(1.0)
     predictor.forward = lambda *known: read.append(known) or torch.ones(1)
     controller = PredictedLength(predictor, lm)
@@ -120,7 +116,7 @@ def test_it_reads_the_token_before_the_root_and_its_feature():
 
 
 def test_it_changes_no_text_and_reads_the_feature_before_the_root():
-    lm = target()
+    lm = tiny_target()
     head = tiny_head(lm.model)
     text = plain(lm).generate(prompt(9), 16).tokens
     sampled = plain(lm).generate(prompt(9), 12, Sampling(0.9), seed=3).tokens
@@ -172,7 +168,7 @@ def emitted_law(controller, verifier, chosen) -> dict[Text, float]:
 @pytest.mark.slow
 def test_by_enumeration_it_keeps_the_distribution():
     """Chains are drawn; their length is predicted from what the target said before."""
-    chosen, lm = set(), target()
+    chosen, lm = set(), tiny_target()
     for seed in range(6):
         predictor = predictor_of(seed=seed)
         predictor.leave.bias.fill_(seed % LONGEST)
@@ -210,7 +206,7 @@ def test_training_learns_what_there_is_to_learn():
 
 @pytest.mark.slow
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys, monkeypatch):
-    lm = target()
+    lm = tiny_target()
     build(ARCHITECTURES["llama"]()).float().save_pretrained(tmp_path / "target")
     tiny_tokenizer().save_pretrained(tmp_path / "target")
     (tmp_path / "head").mkdir()
@@ -232,7 +228,7 @@ def test_the_command_trains_and_the_controller_loads(tmp_path, capsys, monkeypat
 
 
 def test_other_files_are_refused_in_one_line(tmp_path):
-    lm = target()
+    lm = tiny_target()
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config.json is not the config of"):
         LengthPredictor.load(str(tmp_path), lm)

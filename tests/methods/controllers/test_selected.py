@@ -6,6 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from asking import tiny_target
 from enumeration import drawn_trees, law_of, target_law, unchecked
 from methods.controllers.test_predicted import Features
 from table_models import TableDrafter, hashed_laws
@@ -186,7 +187,7 @@ def test_it_reads_what_was_said_of_the_token_before_the_root():
 @pytest.mark.parametrize("kind", ["draft model", "head"])
 def test_it_reads_the_states_and_the_laws_that_the_models_have_there(kind):
     """Against forwards over the whole text: of the token before the root and of the root."""
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    target = tiny_target()
     lm = CausalLM(tiny_drafter("llama"))
     inner = CausalLMDrafter(lm) if kind == "draft model" else EagleDrafter(tiny_head(target.model), target)
     seen = Seen(inner)
@@ -219,7 +220,7 @@ def test_it_reads_the_states_and_the_laws_that_the_models_have_there(kind):
 
 
 def test_at_temperature_0_the_text_is_plain_decodings():
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    target = tiny_target()
     seen = Seen(EagleDrafter(tiny_head(target.model), target))
     decoder = Decoder(target, seen, SelectedTree(selector_of(), seen))
     assert decoder.generate(prompt(9), 14).tokens == plain(target).generate(prompt(9), 14).tokens
@@ -268,7 +269,7 @@ def test_the_loss_is_the_papers():
 
 @pytest.mark.slow
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    target = tiny_target()
     build(ARCHITECTURES["llama"]()).float().save_pretrained(tmp_path / "target")
     tiny_tokenizer().save_pretrained(tmp_path / "target")
     (tmp_path / "head").mkdir()
@@ -296,7 +297,7 @@ def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
 
 
 def test_other_files_are_refused_in_one_line(tmp_path):
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    target = tiny_target()
     drafter = EagleDrafter(tiny_head(target.model), target)
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(CheckpointError, match=r"config.json is not the config of"):

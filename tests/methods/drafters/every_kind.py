@@ -5,12 +5,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from asking import tiny_lm_drafter
 from methods.drafters.test_blocks import block_of, dspark_of
 from methods.drafters.test_eagle3 import KNOWN, tiny_head3
 from methods.drafters.test_early_exit import deep, exit_of
 from methods.drafters.test_one_pass import medusa
 from methods.drafters.test_other_vocabulary import unlike
+from methods.drafters.test_parallel_spec import SOME
 from methods.drafters.test_parallel_spec import drafter_of as parallel_spec
 from methods.drafters.test_store import documents
 from tiny_models import VOCAB, prompt, tiny_drafter, tiny_head
@@ -35,9 +36,6 @@ from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.training.fitting.store import Recipe, build
 
-SOME = torch.arange(VOCAB - 1, 0, -2)
-"""A draft vocabulary, in falling order."""
-
 
 @functools.cache
 def target_model() -> PreTrainedModel:
@@ -46,7 +44,7 @@ def target_model() -> PreTrainedModel:
 
 
 def small(target: Any = None) -> CausalLMDrafter:
-    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+    return tiny_lm_drafter()
 
 
 def head(target: CausalLM) -> EagleDrafter:
