@@ -115,11 +115,19 @@ def assert_lossless(decoder: Decoder, laws: Laws, prompt: Text = (0, 1, 0), leng
     assert_same(emitted_law(decoder, Sampling(1.0), prompt, length), target_law(laws, prompt, length))
 
 
-def first_token(make: Callable[[EnumeratingRandom], Decoder], prompt: Text, left: int = 4) -> dict[Text, float]:
-    """The exact law of the first token of a step that may emit `left`, of decoders that may know what will be drawn."""
+def first_token(
+    make: Callable[[EnumeratingRandom], Decoder], prompt: Text, left: int = 4, chosen: set[TreePolicy] | None = None
+) -> dict[Text, float]:
+    """The exact law of the first token of a step that may emit `left`, of decoders that may know what will be drawn.
+
+    `chosen` gets the policy of every step.
+    """
 
     def first(random: EnumeratingRandom) -> Text:
-        return tuple(next(make(random).steps(list(prompt), left, Sampling(1.0), random)).tokens[:1])
+        step = next(make(random).steps(list(prompt), left, Sampling(1.0), random))
+        if chosen is not None:
+            chosen.add(step.policy)
+        return tuple(step.tokens[:1])
 
     with unchecked():
         return law_of(first)

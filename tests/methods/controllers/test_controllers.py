@@ -240,30 +240,6 @@ def test_what_is_wrong_is_said(target):
         Decoder(target, drafter, Undeclared([OptTree()])).generate(prompt(4), 4)
 
 
-class Bigrams(TableDrafter):
-    """Names two tokens of each node, with most of their mass, as a table does."""
-
-    names_few = True
-
-    def _counted(self, answer):
-        probs, tokens = super()._counted(answer).values.exp().topk(2)
-        return LogProbs((0.7 * probs).log(), tokens)
-
-
-def test_a_drafter_that_names_few_tokens():
-    """Exact under `match`, with E(A) as it says; refused where children are drawn."""
-    target = TableTarget(TARGET, VOCAB)
-    decoder = Decoder(target, Bigrams(DRAFTER), OptTree(5, 0.0, 3))
-    step = next(decoder.steps(list(CONTEXT), 6))
-    root = np.sort(DRAFTER(CONTEXT))[::-1][:2]
-    first = step.tree.depths == 1
-    assert np.exp(step.tree.path_log_probs[first]).max() == pytest.approx(0.7 * root[0])
-
-    assert first_token(lambda _: decoder, CONTEXT) == pytest.approx(target_probs(), abs=1e-12)
-    with pytest.raises(TypeError, match="Bigrams names a few tokens of each node only; Sampled draws its children"):
-        Decoder(target, Bigrams(DRAFTER), Sampled.chain(2), naive)
-
-
 def test_what_a_table_drafts_costs_layers_without_forwards():
     costs = Costs.straight(plain=1.0, step=2.0, row=0.1, layer=1.0, draft_row=0.0)
     chain = Tree(np.array([0, 1, 2]), np.array([-1, 0, 1]), np.zeros(3), np.zeros(3, dtype=np.int64))

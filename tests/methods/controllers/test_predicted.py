@@ -1,12 +1,13 @@
 """Predicted draft lengths: labels are what drafting does, choices are the best ones, the text never changes."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from asking import begin, draft, tiny_target
-from enumeration import EnumeratingRandom, Text, law_of, target_law, unchecked
+from enumeration import first_token, target_law
 from methods.drafters.test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
 from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
@@ -152,19 +153,6 @@ class Features(TableTarget):
         return super().run(forward)._replace(features=states)
 
 
-def emitted_law(controller, verifier, chosen) -> dict[Text, float]:
-    """The exact law of a first token over tables; `chosen` gets each policy that was taken, with who judged it."""
-    decoder = Decoder(Features(hashed_laws(1, 3), 3), TableDrafter(hashed_laws(2, 3)), controller, verifier)
-
-    def first(random: EnumeratingRandom) -> Text:
-        step = next(decoder.steps([0, 2], 8, Sampling(1.0), random))
-        chosen.add((step.policy, (step.policy.verifier or verifier).__name__))
-        return tuple(step.tokens[:1])
-
-    with unchecked():
-        return law_of(first)
-
-
 @pytest.mark.slow
 def test_by_enumeration_it_keeps_the_distribution():
     """Chains are drawn; their length is predicted from what the target said before."""
@@ -173,7 +161,8 @@ def test_by_enumeration_it_keeps_the_distribution():
         predictor = predictor_of(seed=seed)
         predictor.leave.bias.fill_(seed % LONGEST)
         controller = PredictedLength(predictor, lm, lambda k: Sampled.chain(k) if k else Static.empty())
-        found = emitted_law(controller, naive, chosen)
+        decoder = Decoder(Features(hashed_laws(1, 3), 3), TableDrafter(hashed_laws(2, 3)), controller, naive)
+        found = first_token(lambda random, decoder=decoder: decoder, (0, 2), 8, chosen)
         assert found == pytest.approx(target_law(hashed_laws(1, 3), (0, 2), 1), abs=1e-12)
     assert len(chosen) > 1
 
@@ -204,19 +193,24 @@ def test_training_learns_what_there_is_to_learn():
     assert judge(predictor, embed, labels, 2.0) < 0.65 * simplest  # half of what goes in is dropped in training
 
 
+def saved_pair(folder: Path) -> list[str]:
+    """Save the tiny target with its tokenizer, and a head; return the options that name both."""
+    model = build(ARCHITECTURES["llama"]())
+    (folder / "head").mkdir()
+    options = ["--target", str(folder / "target"), "--drafter", f"eagle:{publish(folder / 'head', tiny_head(model))}"]
+    model.float().save_pretrained(folder / "target")
+    tiny_tokenizer().save_pretrained(folder / "target")
+    return options
+
+
 @pytest.mark.slow
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys, monkeypatch):
     lm = tiny_target()
-    build(ARCHITECTURES["llama"]()).float().save_pretrained(tmp_path / "target")
-    tiny_tokenizer().save_pretrained(tmp_path / "target")
-    (tmp_path / "head").mkdir()
-    publish(tmp_path / "head", tiny_head(lm.model))
     documents = [plain(lm).generate(prompt(n), 20) for n in range(3, 15)]
     starts = np.cumsum([0, *(len(one.prompt + one.tokens) for one in documents)])
     tokens = np.concatenate([one.prompt + one.tokens for one in documents]).astype(np.uint16)
     np.savez(tmp_path / "answers.npz", tokens=tokens, starts=starts)
-    given = ["--target", str(tmp_path / "target"), "--drafter", f"eagle:{tmp_path / 'head'}"]
-    given += ["--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "length")]
+    given = [*saved_pair(tmp_path), "--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "length")]
     given += ["--longest", "3", "--width", "8", "--epochs", "1"]
     assert draft_length.main(given) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from asking import tiny_target
-from enumeration import drawn_trees, law_of, target_law, unchecked
-from methods.controllers.test_predicted import Features
+from enumeration import drawn_trees, first_token, target_law
+from methods.controllers.test_predicted import Features, saved_pair
 from table_models import TableDrafter, hashed_laws
-from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_drafter, tiny_head, tiny_tokenizer
+from tiny_models import HIDDEN, prompt, tiny_drafter, tiny_head
 
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, EagleDrafter, Sampling, Tree, generate_batch
 from opt_tree.answers import LogProbs
@@ -113,19 +113,6 @@ def test_a_comb_holds_nothing_else_and_its_expectations_are_those_of_its_parts()
             assert tokens == pytest.approx(block_efficiency(part, probs[torch.from_numpy(rows)], multi_round))
 
 
-def emitted_law(controller: SelectedTree, chosen: set) -> dict:
-    """The exact law of a first token over tables; `chosen` gets each policy that was taken."""
-    decoder = Decoder(Features(hashed_laws(1, 3), 3), controller.seen, controller, naive)
-
-    def first(random):
-        step = next(decoder.steps([0, 2], 8, Sampling(1.0), random))
-        chosen.add(step.policy)
-        return tuple(step.tokens[:1])
-
-    with unchecked():
-        return law_of(first)
-
-
 class Shown(TableDrafter):
     """A table whose model shows hidden states, as far as `Seen` is concerned."""
 
@@ -155,7 +142,8 @@ def test_by_enumeration_it_keeps_the_distribution():
     chosen = set()
     for seed in range(8):
         controller = SelectedTree(selector_of(seed), SeenTable(Shown(hashed_laws(2, 3))))
-        found = emitted_law(controller, chosen)
+        decoder = Decoder(Features(hashed_laws(1, 3), 3), controller.seen, controller, naive)
+        found = first_token(lambda random, decoder=decoder: decoder, (0, 2), 8, chosen)
         assert found == pytest.approx(target_law(hashed_laws(1, 3), (0, 2), 1), abs=1e-12)
     assert len(chosen) > 1 and {policy.verifier for policy in chosen} == {multi_round}
 
@@ -270,14 +258,10 @@ def test_the_loss_is_the_papers():
 @pytest.mark.slow
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
     target = tiny_target()
-    build(ARCHITECTURES["llama"]()).float().save_pretrained(tmp_path / "target")
-    tiny_tokenizer().save_pretrained(tmp_path / "target")
-    (tmp_path / "head").mkdir()
-    publish(tmp_path / "head", tiny_head(target.model))
     starts = np.arange(0, 61, 10)
     np.savez(tmp_path / "answers.npz", tokens=np.array(prompt(60), dtype=np.uint16), starts=starts)
     (tmp_path / "costs.json").write_text('{"scoring": [[1, 0.005]], "first": 0.001, "drafting": [[1, 0.001]]}')
-    given = ["--target", str(tmp_path / "target"), "--drafter", f"eagle:{tmp_path / 'head'}"]
+    given = saved_pair(tmp_path)
     given += ["--branches", "2", "--trunk", "1", "--length", "1", "--costs", str(tmp_path / "costs.json")]
     given += ["--roots", "8", "--every", "2", "--tokens", "16", "--epochs", "1", "--width", "4", "--inner", "8"]
     output = ["--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "trees")]
