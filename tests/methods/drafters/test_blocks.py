@@ -325,8 +325,6 @@ def test_a_model_of_transformers_is_loaded_by_its_spec(tmp_path):
     drafter = load_drafter(f"dflash:{tmp_path}", target)
     assert drafter.features == (0, -1) and "blocks of 5" in drafter.describe() and drafter.probed == ()
     assert all(torch.equal(w, drafter.model.state_dict()[name]) for name, w in own.model.state_dict().items())
-    text = Decoder(target, drafter, OptTree(6, 0.0)).generate(prompt(6), 10).tokens
-    assert text == Decoder(target, None, Static.empty()).generate(prompt(6), 10).tokens
 
 
 def test_nothing_is_drafted_below_a_parent_of_little_confidence():
