@@ -14,7 +14,6 @@ and share, the optimizer, nor the dropout: those are ours.
 import sys
 from dataclasses import dataclass
 
-from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.training.command_line import TrainingParser, command, existing, pair_parser
 
 
@@ -70,6 +69,7 @@ from opt_tree.methods.children.iid import IID
 from opt_tree.methods.controllers.selected import SelectedTree
 from opt_tree.methods.controllers.selector import Action, RootFacts, Selector, TreeMenu
 from opt_tree.methods.drafters.seen import Seen
+from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.methods.verifiers.walks import reached
 from opt_tree.policy import TreePolicy
