@@ -5,6 +5,7 @@ from jaxtyping import Int
 from numpy.lib.stride_tricks import sliding_window_view
 
 from opt_tree.children import TopK
+from opt_tree.errors import require
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.methods.policies.registry import DEPTH, Siblings, register
 from opt_tree.methods.policies.static import Static
@@ -43,6 +44,7 @@ def sequoia_tree(rates: AcceptanceRates, nodes: int = 60, depth: int = 8, siblin
 
     `python -m evaluation.compare --policies sequoia` measures rates, and draws these trees.
     """
+    require(AcceptanceRates, rates=rates)
     check_sizes(nodes=nodes, depth=depth)
     return Static(tuple(_best_paths(rates, nodes, depth)), siblings)
 

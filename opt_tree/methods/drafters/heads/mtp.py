@@ -120,9 +120,9 @@ def read_layers(target: CausalLM) -> Any:
         raise CheckpointError(f"cannot load the MTP layers of {target.name}: {one_line(error)}") from error
 
 
-@register("mtp", about="the multi-token-prediction layers of the target's own checkpoint", paper="2412.19437")
+@register("mtp", about="the multi-token-prediction layer of the target's own checkpoint", paper="2412.19437")
 def load_mtp(path: str, target: AnyLM, options: DrafterOptions) -> MtpDrafter:
-    """Load the MTP layers that lie in the target's own checkpoint (see `read_layers`)."""
+    """Load the first MTP layer that lies in the target's own checkpoint (see `read_layers`)."""
     target = feature_target(target)
     model = read_layers(target)
     with refused(f"cannot draft by the MTP layers of {target.name}"):
