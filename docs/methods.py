@@ -190,6 +190,7 @@ DIFFERS = {
     "parallelspec_eagle": "as `parallelspec`",
     "parallelspec_medusa": "as `parallelspec`: its head reads EAGLE's pairs, the paper's for Medusa was not read",
     "predicted": "the width, the penalty and a LayerNorm on what goes in are ours: the paper does not say them",
+    "mtp": "one layer drafts all depths, of several the first; the paper has a layer for each depth",
     "rasd": "the pruning is a report's, the sizes are EAGLE-2's and REST's; as a drafter under another policy, that "
     "policy picks from both trees",
     "recent": "a prompt is cut once, and what follows is all read; the paper cuts again as the text grows",

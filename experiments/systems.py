@@ -59,7 +59,6 @@ from evaluation.run.baselines import InLoop
 from evaluation.run.models import Material, gather
 from evaluation.timing import Timings, interleave
 from opt_tree import Decoder, Generation, OptTree, Sampling, Static
-from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
@@ -110,7 +109,7 @@ def systems_of(options: Options) -> dict[str, System]:
             drawn("4 branches of 2, SpecInfer's rule", Sampled.chains(4, 2), multi_round)
             | drawn("3 branches of 5, SpecInfer's rule", Sampled.chains(3, 5), multi_round)
             | drawn("3 branches of 5, traversal", Sampled.chains(3, 5), traversal)
-            | drawn("trunk of 2, 3 branches of 4, traversal", Delayed(), traversal)
+            | drawn("trunk of 2, 3 branches of 4, traversal", Sampled.delayed(), traversal)
             | drawn("chain of 2, SpecInfer's rule", Sampled.chain(2), multi_round)
             | drawn("chain of 4, SpecInfer's rule", Sampled.chain(4), multi_round),
             1.0,

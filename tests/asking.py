@@ -4,10 +4,25 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tiny_models import ARCHITECTURES, VOCAB, build, tiny_drafter
+from torch import Tensor
 
-from opt_tree import Drafter, LogProbs, Output, Random, Sampling, Tree, TreePolicy
+from opt_tree import CausalLM, CausalLMDrafter, Drafter, LogProbs, Output, Random, Sampling, Tree, TreePolicy
+from opt_tree.drafter import Asked
 from opt_tree.grow import answer_of, grow, run
+from opt_tree.methods.drafters.around import DrafterAround
+from opt_tree.methods.drafters.heads.one_pass import OnePass
 from opt_tree.pool import Frontier
+
+
+def tiny_target() -> CausalLM:
+    """A target of its own, the tiny Llama: a drafter may hook its model."""
+    return CausalLM(build(ARCHITECTURES["llama"]()))
+
+
+def tiny_lm_drafter() -> CausalLMDrafter:
+    """A draft model for it."""
+    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
 
 
 def begin(drafter: Drafter, prompt: list[int], prefill: Output | None = None, **more: Any) -> None:
@@ -44,3 +59,43 @@ def refusal(kind: type[Exception], call: Callable[..., Any], *given: Any, **name
     message = str(error.value)
     assert "\n" not in message
     return message
+
+
+class Witness(DrafterAround):
+    """Passes everything on and keeps, for every law that was asked for, the context, the path and the law."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter)
+        self.laws: list[tuple[list[int], list[int], Tensor]] = []
+
+    def root(self, context: list[int]) -> Asked:
+        self.context, self.paths = list(context), []
+        return self.after(self.drafter.root(context), lambda answer: self._kept([[]], answer))
+
+    def expand(self, frontier: Frontier) -> Asked:
+        nodes = zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
+        paths = [[*self.paths[parent], token] for parent, token in nodes]
+        return self.after(self.drafter.expand(frontier), lambda answer: self._kept(paths, answer))
+
+    def _kept(self, paths: list[list[int]], answer: LogProbs) -> LogProbs:
+        self.paths += paths
+        self.laws += [(self.context, path, law) for path, law in zip(paths, answer.values, strict=True)]
+        return answer
+
+
+def recorded(drafter: OnePass, patch: pytest.MonkeyPatch) -> dict[tuple[int, ...], Tensor]:
+    """Keep the scores of all depths that a drafter of one pass finds, of every context that is drafted for."""
+    root, answer, asked = drafter.root, drafter.answer, []
+    found: dict[tuple[int, ...], Tensor] = {}
+
+    def noted(context: list[int]) -> Asked:
+        asked.append(tuple(context))
+        return root(context)
+
+    def kept(scores: Tensor) -> LogProbs:
+        found[asked[-1]] = scores.clone()
+        return answer(scores)
+
+    patch.setattr(drafter, "root", noted)
+    patch.setattr(drafter, "answer", kept)
+    return found

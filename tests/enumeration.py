@@ -13,10 +13,13 @@ from table_models import Laws, TableDrafter, hashed_laws, log_rows, written_laws
 from torch import Tensor
 
 from opt_tree import Decoder, Random, Sampling, Tree, TreePolicy, Verifier
+from opt_tree.children import Children
 from opt_tree.methods.verifiers import importance_weighted
+from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.sampling import Logits
 from opt_tree.tools import enumeration
 from opt_tree.tools.enumeration import EnumeratingRandom, T, Text, disjoint_laws, outcomes, paths_of
+from opt_tree.verify import check
 
 VOCAB = 3
 # Target and drafter; the last is what docs/sampling.md works out by hand, with p > q on two tokens.
@@ -28,6 +31,18 @@ LAWS: dict[str, tuple[Laws, Laws]] = {
     "certain drafter": (hashed_laws(6, VOCAB), hashed_laws(7, VOCAB, 1)),
     "by hand": (written_laws({(): (0.2, 0.5, 0.3)}), written_laws({(): (0.6, 0.3, 0.1)})),
 }
+
+LOSSLESS = [method.make for method in VERIFIERS.values() if not (method.make.greedy_only or method.make.lossy)]
+"""Every verifier of targets that draw."""
+
+
+def exact_for(verifier: Verifier, children: Children) -> bool:
+    """Whether a decoder takes the verifier for a policy of such children."""
+    try:
+        check(verifier, children)
+    except TypeError:
+        return False
+    return True
 
 
 def law_of(run: Callable[[EnumeratingRandom], T]) -> dict[T, float]:
@@ -100,11 +115,19 @@ def assert_lossless(decoder: Decoder, laws: Laws, prompt: Text = (0, 1, 0), leng
     assert_same(emitted_law(decoder, Sampling(1.0), prompt, length), target_law(laws, prompt, length))
 
 
-def first_token(make: Callable[[EnumeratingRandom], Decoder], prompt: Text, left: int = 4) -> dict[Text, float]:
-    """The exact law of the first token of a step that may emit `left`, of decoders that may know what will be drawn."""
+def first_token(
+    make: Callable[[EnumeratingRandom], Decoder], prompt: Text, left: int = 4, chosen: set[TreePolicy] | None = None
+) -> dict[Text, float]:
+    """The exact law of the first token of a step that may emit `left`, of decoders that may know what will be drawn.
+
+    `chosen` gets the policy of every step.
+    """
 
     def first(random: EnumeratingRandom) -> Text:
-        return tuple(next(make(random).steps(list(prompt), left, Sampling(1.0), random)).tokens[:1])
+        step = next(make(random).steps(list(prompt), left, Sampling(1.0), random))
+        if chosen is not None:
+            chosen.add(step.policy)
+        return tuple(step.tokens[:1])
 
     with unchecked():
         return law_of(first)

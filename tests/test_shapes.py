@@ -30,7 +30,7 @@ methods/drafters/test_blocks.py::test_nothing_is_drafted_below_a_parent_of_littl
 methods/drafters/test_eagle3.py::test_norms_may_be_named_apart
 methods/drafters/test_early_exit.py::TestFiles::test_what_was_saved_drafts
 methods/drafters/test_few.py
-methods/drafters/test_mtp.py::test_a_chain_is_what_transformers_drafts
+methods/drafters/test_mtp.py::test_the_first_token_is_what_transformers_drafts
 methods/drafters/test_one_pass.py::test_nothing_is_known_beyond_the_last_head
 methods/drafters/test_parallel_spec.py::TestFiles::test_it_is_loaded_by_its_spec
 methods/drafters/test_store.py::TestCommand::test_rows_of_prompt_and_answer_and_given_constants

@@ -195,6 +195,16 @@ def padded_to(buckets: Buckets | None, made: T) -> T:
     return made
 
 
+def drawn(module: torch.nn.Module, seed: int = 3) -> Any:
+    """Give a module random weights, its norms as they are."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        for name, weight in module.named_parameters():
+            if "norm" not in name:
+                torch.nn.init.normal_(weight, std=0.4)
+    return module.double().eval().requires_grad_(False)
+
+
 def tiny_head(target: PreTrainedModel, seed: int = 3, **changes: Any) -> EagleHead:
     """Return a random EAGLE head for a tiny target. `changes` go to its config."""
     config = _config("LlamaConfig", num_hidden_layers=1, **changes)

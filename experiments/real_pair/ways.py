@@ -6,7 +6,7 @@ from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.greedy_static import greedy_static_tree
 from opt_tree.methods.policies.registry import make_policy
-from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.sequoia import sequoia_tree
 
 SIZES = (8, 16, 25, 60, 140, 500)
 THRESHOLDS = (0.05, 0.2, 0.5)
@@ -26,7 +26,7 @@ def all_ways(rates: AcceptanceRates, temperature: float) -> dict[str, Way]:
     for nodes, layers in EQUAL:
         bare[f"opt {nodes}/{layers}"] = OptTree(nodes, 0, layers)
         bare[f"eagle2 {nodes}/{layers}"] = Eagle2(10, layers - 1, nodes)
-        bare[f"sequoia {nodes}/{layers}"] = SequoiaTree(rates, nodes, layers)
+        bare[f"sequoia {nodes}/{layers}"] = sequoia_tree(rates, nodes, layers)
         bare[f"medusa {nodes}/{layers}"] = greedy_static_tree(rates, nodes, layers)
     bare[f"opt 60/{DEEP}"] = OptTree(60, 0, DEEP)
     bare["eagle1_list 25/5"] = make_policy("eagle1_list", 25)

@@ -21,14 +21,13 @@ from opt_tree.methods.drafters.combined.rasd import BothTrees, Rasd
 from opt_tree.methods.drafters.seen import Seen
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.methods.policies.acceptance_rates import HALVING
-from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.greedy_static import greedy_static_tree
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
-from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.sequoia import sequoia_tree
 from opt_tree.methods.policies.static import EAGLE_1, TOKEN_RECYCLING, Static
 from opt_tree.methods.policies.talon import Talon
 from opt_tree.methods.policies.threshold_chain import ThresholdChain
@@ -160,7 +159,7 @@ _preset(
     "sequoia",
     "2402.12374",
     "Sequoia's tree over the drafter's best tokens, for temperature 0 and sample-and-match",
-    SequoiaTree(HALVING, 60, 8),
+    sequoia_tree(HALVING, 60, 8),
 )
 _preset("medusa", "2401.10774", "the fixed tree that Medusa derives from rates", greedy_static_tree(HALVING, 63, 4))
 _preset("eagle1", "2401.15077", "a fixed tree of EAGLE-1's size, by Medusa's rule", greedy_static_tree(HALVING, 25, 5))
@@ -187,7 +186,9 @@ _preset(
 # Trees whose children are drawn: for a temperature above 0.
 _preset("specinfer", "2305.09781", "independent chains, multi-round rejection", Sampled.chains(3, 5), multi_round)
 _preset("spectr", "2310.15141", "independent chains, k-sequential selection", Sampled.chains(3, 5), k_seq)
-_preset("delayed", "2602.16994", "delayed expansion: a trunk, then independent branches", Delayed(), multi_round)
+_preset(
+    "delayed", "2602.16994", "delayed expansion: a trunk, then independent branches", Sampled.delayed(), multi_round
+)
 _preset("block_verification", "2403.10444", "one sampled chain, judged as a whole", Sampled.chain(6), block)
 _preset(
     "traversal_verification",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.drafters.test_blocks import block_of, drawn, dspark_of
+from methods.drafters.test_blocks import block_of, dspark_of
 from methods.drafters.test_eagle3 import KNOWN, tiny_head3
 from methods.drafters.test_parallel_spec import SOME, head_of
 from tiny_models import (
@@ -18,6 +18,7 @@ from tiny_models import (
     CONTEXT,
     VOCAB,
     build,
+    drawn,
     padded_to,
     perturbed,
     prompt,

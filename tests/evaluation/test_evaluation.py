@@ -780,7 +780,7 @@ def test_every_published_flag_is_taken_in_both_spellings() -> None:
         ({}, "cuda:1", 60, 0.5),
         ({"nodes": 25}, "cpu", 25, 0.5),
         ({"threshold": 0.2}, "cpu", 60, 0.2),
-        ({"controller": "scheduled"}, "cpu", 60, 0.5),
+        ({"controller": "beta"}, "cpu", 60, 0.5),
         ({"method": "chain"}, "cpu", 60, 0.5),
         ({"nodes": "auto"}, "cuda", "auto", None),
     ],

@@ -10,7 +10,8 @@ from table_models import Laws, TableDrafter, TableTarget
 
 from evaluation.compare.rates import KINDS, Counts, measuring_tree
 from opt_tree import Decoder, Generation, Sampling, Stop, TreePolicy, Verifier, match
-from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.policies.sequoia import sequoia_tree
 
 pytestmark = pytest.mark.slow
 
@@ -119,9 +120,12 @@ def test_rates_end_where_too_little_was_tried() -> None:
 
 def test_trees_of_measured_rates_keep_their_promise() -> None:
     """Where acceptance is positional, as here, a step emits as many tokens as the tree's value says."""
-    tree = SequoiaTree(count("TopK", 4, 2, 40).rates(50).by_rank, nodes=7, depth=3)
+    rates = AcceptanceRates(count("TopK", 4, 2, 40).rates(50).by_rank)
+    tree = sequoia_tree(rates, nodes=7, depth=3)
     steps = [step for generation in generate(tree, match, 40) for step in generation.steps]
     whole = [len(step.tokens) for step in steps if step.tree.nodes == 7]  # not cut off by the token budget
-    assert np.mean(whole) == pytest.approx(tree.value, abs=4 * np.std(whole) / len(whole) ** 0.5 + 0.05)
+    assert np.mean(whole) == pytest.approx(
+        1 + rates.expected_accepted(tree.paths), abs=4 * np.std(whole) / len(whole) ** 0.5 + 0.05
+    )
     # The target likes the drafter's last rank best: that no tree of seven nodes leaves out the first three ranks.
     assert [(rank,) in tree.paths for rank in range(4)] == [True] * 4

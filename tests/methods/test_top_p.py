@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from tiny_models import prompt, tiny, tiny_drafter
+from asking import tiny_lm_drafter
+from tiny_models import prompt, tiny
 from transformers import TopPLogitsWarper
 
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Random, Sampling, TreePolicy, Verifier, match
+from opt_tree import CausalLM, Decoder, OptTree, Random, Sampling, TreePolicy, Verifier, match
 from opt_tree.methods.children import drawn as children
 from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.rheo import Rheo
@@ -70,7 +71,7 @@ def test_texts_and_trees_are_those_of_whole_rows(verifier, policy, top_p, monkey
 
     def run() -> list[tuple[list[int], list[int]]]:
         target = CausalLM(tiny("llama"))
-        drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), target.vocab)
+        drafter = tiny_lm_drafter()
         steps = Decoder(target, drafter, policy, verifier).steps(prompt(9), 10, Sampling(0.7, top_p), Random(3))
         return [(step.tokens, step.tree.tokens.tolist()) for step in steps]
 

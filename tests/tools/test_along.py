@@ -9,6 +9,7 @@ from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 from opt_tree import Decoder, Generation, OptTree, Sampling
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.controllers.beta_length import BetaLength
+from opt_tree.methods.controllers.calibrated_length import CalibratedLength
 from opt_tree.methods.controllers.predicted import LengthPredictor, PredictedLength
 from opt_tree.methods.drafters.combined.grafted import Grafted
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
@@ -115,12 +116,14 @@ def test_a_node_is_drafted_once_whoever_asks() -> None:
     assert rows(POLICIES) < sum(rows({name: policy}) for name, policy in POLICIES.items())
 
 
-def test_a_controller_learns_from_text_to_text() -> None:
+@pytest.mark.parametrize("kind", [BetaLength, CalibratedLength])
+def test_a_controller_learns_from_text_to_text(kind: type[BetaLength | CalibratedLength]) -> None:
+    """The same draws, the same trees."""
     target, drafter = CausalLM(tiny("llama")), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
     text = StoredText(PROMPT, plain(target, 24, stop=None).tokens, 24)
-    walked, decoded = BetaLength(4, seed=3), BetaLength(4, seed=3)
+    walked, decoded = kind(4, seed=3), kind(4, seed=3)
     for _ in range(2):
-        found = along(drafter, text, {"beta": walked})["beta"]
+        found = along(drafter, text, {"it": walked})["it"]
         real = Decoder(target, drafter, decoded).generate(PROMPT, 24, stop=None)
         assert found.accept_lengths == real.accept_lengths
         assert [step.policy for step in found.steps] == [step.policy for step in real.steps]

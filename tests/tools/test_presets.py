@@ -16,9 +16,9 @@ from opt_tree.children import TopK
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
-from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.policies.registry import POLICIES, make_policy, takes
-from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.policies.sequoia import sequoia_tree
 from opt_tree.methods.policies.static import Static
 from opt_tree.tools.presets import PRESETS, make_preset, plain
 from opt_tree.verify import match
@@ -78,9 +78,9 @@ def test_budgets_are_kept(name):
 def test_parameters_follow_the_name():
     assert make_policy("opt:0.2", 30) == OptTree(30, 0.2)
     assert make_policy("opt:0.2:4", 30) == OptTree(30, 0.2, 4)
-    assert make_policy("delayed:3:1", 10) == Delayed(trunk=1, branches=3, length=3)
+    assert make_policy("delayed:3:1", 10) == Sampled.delayed(trunk=1, branches=3, length=3)
     rates = AcceptanceRates((0.6, 0.3, 0.1))
-    assert make_policy("sequoia:2", 5, rates=rates) == SequoiaTree(rates, 5, 2)
+    assert make_policy("sequoia:2", 5, rates=rates) == sequoia_tree(rates, 5, 2)
     assert make_policy("kary:3", 12, siblings=IID) == Static(Static.kary(3, 2).paths, IID)
     assert dataclasses.replace(make_policy("eagle2:4:3", 20), nodes=1).top_k == 4
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from enumeration import solved_once, unchecked
+from enumeration import LOSSLESS, solved_once, unchecked
 from jaxtyping import Int
 from table_models import written_laws
 
@@ -19,7 +19,6 @@ from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.naive_tree import naive
-from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.pool import CandidatePool
 from opt_tree.tools.cases import law_pairs
@@ -27,7 +26,6 @@ from opt_tree.tools.display.prove import KINDS, main
 from opt_tree.verify import Verifier, match
 
 BY_HAND = {"by hand": (written_laws({(): (0.2, 0.5, 0.3)}), written_laws({(): (0.6, 0.3, 0.1)}))}
-LOSSLESS = [method.make for name, method in VERIFIERS.items() if not (method.make.greedy_only or method.make.lossy)]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from asking import begin, root_of
-from methods.drafters.test_eagle import Witness
+from asking import Witness, begin, root_of
 from methods.drafters.test_eagle3 import KNOWN, target_of
 from safetensors.torch import load_file
 from tiny_models import VOCAB, prompt, tiny, tiny_tokenizer

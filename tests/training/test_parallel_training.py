@@ -7,10 +7,10 @@ import pytest
 import torch
 from methods.drafters import test_parallel_spec
 from methods.drafters.published_block import BLOCK
-from methods.drafters.test_blocks import drawn, dspark_config
+from methods.drafters.test_blocks import dspark_config
 from methods.drafters.test_parallel_spec import DEPTHS, head_of
 from safetensors.torch import save_file
-from tiny_models import HIDDEN, VOCAB, tiny
+from tiny_models import HIDDEN, VOCAB, drawn, tiny
 from training import test_heads_training
 
 from opt_tree import Decoder, OptTree, Static, load_drafter

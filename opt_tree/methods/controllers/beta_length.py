@@ -4,8 +4,6 @@ The numbers drawn here are the controller's own. They decide what is drafted and
 tokens are drawn with, so the output stays exact, and with `match` or `greedy` it stays the same text.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from opt_tree.answers import LogProbs
@@ -28,11 +26,10 @@ class BetaLength(TreePolicy):
         [step.tree.nodes for step in decoder.generate(pair.encode("Why is the sky blue?")).steps]
     """
 
-    def __init__(self, longest: int = 8, chain: Callable[[int], TreePolicy] = Static.chain, seed: int = 0) -> None:
-        """`chain` makes the policy of a length: `Static.chain`, or `Sampled.chain` where children are drawn."""
+    def __init__(self, longest: int = 8, seed: int = 0) -> None:
         if longest < 1:
             raise ValueError(f"longest must be at least 1, got {longest}")
-        self.policies = tuple(chain(length) for length in range(1, longest + 1))
+        self.policies = tuple(Static.chain(length) for length in range(1, longest + 1))
         self._numbers = np.random.default_rng(seed)
         self._accepted = self._rejected = 1.0
 

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 from opt_tree.answers import LogProbs
 from opt_tree.errors import require
-from opt_tree.methods.controllers.registry import ControllerRequest, register
-from opt_tree.methods.policies.static import Static
 from opt_tree.policy import TreePolicy, check_grows
 from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
@@ -38,8 +36,3 @@ class Scheduled(TreePolicy):
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         self._steps += 1
-
-
-@register("scheduled", about="a step with the tree, a step without, by turns: for measuring")
-def _make(path: str, wanted: ControllerRequest) -> Scheduled:
-    return Scheduled([wanted.tree, Static.empty()])

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opt_tree.methods.policies.costs import Costs
-from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.policies.static import Static
 from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.models.causal_lm import CausalLM
@@ -38,7 +38,7 @@ class Action(NamedTuple):
     @property
     def policy(self) -> TreePolicy:
         nothing = self.trunk + self.length == 0
-        return Static.empty() if nothing else Delayed(self.trunk, self.branches, self.length)
+        return Static.empty() if nothing else Sampled.delayed(self.trunk, self.branches, self.length)
 
     @property
     def nodes(self) -> int:

@@ -2,20 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from jaxtyping import Int
 
-from opt_tree.children import TopK
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.registry import DEPTH, register
-from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
 
 
 @dataclass(frozen=True)
-class DynamicDepth(TreePolicy):
+class DynamicDepth(Eagle2):
     """EAGLE-2 with a depth that follows the drafter's confidence (DDD, arXiv:2409.00142).
 
     After some layers the beam is asked how likely it is as a whole, H = log sum_i exp(log-probability of beam path i),
@@ -38,45 +35,27 @@ class DynamicDepth(TreePolicy):
         [step.draft_forwards for step in answer.steps]
     """
 
-    top_k: int = 10
     depth: int = 10
     """Rounds after the root's own, at most; the paper's 11 draft forwards (Alg. 1, n)."""
-    nodes: int = 60
-    """Drafted nodes sent to the target, root excluded."""
     threshold: float = math.log(0.2)
     """Least H worth another layer; a logarithm, so -inf never stops and the beam is EAGLE-2's."""
     checks: tuple[int, ...] = (5, 7, 9)
     """After which layers H is looked at."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if math.isnan(self.threshold):
             raise ValueError("threshold must be a number, got nan")
         if any(layer < 1 for layer in self.checks):
             raise ValueError(f"checks are numbers of layers, 1 or more each; got {self.checks}")
-        Eagle2(self.top_k, self.depth, self.nodes)  # checks these three
-
-    @cached_property
-    def _eagle2(self) -> Eagle2:
-        return Eagle2(self.top_k, self.depth, self.nodes)
-
-    @property
-    def children(self) -> TopK:
-        return self._eagle2.children
-
-    @property
-    def max_depth(self) -> int:
-        return self._eagle2.max_depth
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        beam = self._eagle2.expand(pool)
+        beam = super().expand(pool)
         if beam is None or (
             pool.depth in self.checks and np.logaddexp.reduce(pool.path_log_probs[beam]) < self.threshold
         ):
             return None
         return beam
-
-    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
-        return self._eagle2.select(pool)
 
 
 @register("dynamic_depth", about="`eagle2`, no deeper once its beam has become unlikely (DDD)", paper="2409.00142")

@@ -1,4 +1,4 @@
-"""Trees of fixed shape with drawn children: chains, parallel chains, k-ary trees."""
+"""Trees of fixed shape with drawn children: chains, parallel chains, k-ary and delayed trees."""
 
 from dataclasses import dataclass
 from math import prod
@@ -58,6 +58,23 @@ class Sampled(TreePolicy):
         check_sizes(0, depth=depth)
         return cls((k,) * depth, replacement)
 
+    @classmethod
+    def delayed(cls, trunk: int = 2, branches: int = 3, length: int = 4) -> "Sampled":
+        """A trunk of tokens, then independent branches from its end (arXiv:2602.16994, Def. 5.2: L1, K, L2).
+
+        Drafter and target part with depth, so siblings near the root are wasted on what one child would have done.
+        Without a trunk they are parallel chains, without a length a chain. Trunk 2, two branches of length 2:
+
+            root - a - c
+                      / \\
+                     a   b
+                     |   |
+                     b   b
+        """
+        check_sizes(0, trunk=trunk, length=length)
+        check_sizes(branches=branches)
+        return cls((1,) * trunk + (branches,) * min(length, 1) + (1,) * (length - 1))
+
     @property
     def nodes(self) -> int:
         """Drafted nodes; fewer without replacement where fewer tokens are possible."""
@@ -79,7 +96,16 @@ class Sampled(TreePolicy):
 
 
 @register("chains", about="k independent paths", paper="2305.09781")
-def _at_budget(nodes: int, k: int = 3) -> Sampled:
+def _chains(nodes: int, k: int = 3) -> Sampled:
     if k > nodes:
         raise ValueError(f"{k} chains need at least {k} nodes, the budget is {nodes}")
     return Sampled.chains(k, min(nodes // k, DEPTH))
+
+
+@register("delayed", about="one path first, then branches", paper="2602.16994")
+def _delayed(nodes: int, branches: int = 3, trunk: int = 2, length: int | None = None) -> Sampled:
+    """Without a length, branches as long as the budget allows."""
+    trunk = min(trunk, nodes)
+    if length is None:
+        length = min((nodes - trunk) // branches, DEPTH - trunk)
+    return Sampled.delayed(trunk, branches, length)

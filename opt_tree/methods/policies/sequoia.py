@@ -1,36 +1,33 @@
 """Sequoia: the fixed tree that is best for given acceptance rates, by dynamic programming (arXiv:2402.12374)."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 from jaxtyping import Int
 from numpy.lib.stride_tricks import sliding_window_view
 
-from opt_tree.children import Children, TopK
-from opt_tree.methods.policies.acceptance_rates import AcceptanceRates, Rates
+from opt_tree.children import TopK
+from opt_tree.errors import require
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.methods.policies.registry import DEPTH, Siblings, register
 from opt_tree.methods.policies.static import Static
-from opt_tree.policy import TreePolicy, check_sizes
-from opt_tree.pool import CandidatePool
+from opt_tree.policy import check_sizes
 
 
-@dataclass(frozen=True)
-class SequoiaTree(TreePolicy):
+def sequoia_tree(rates: AcceptanceRates, nodes: int = 60, depth: int = 8, siblings: Siblings = TopK) -> Static:
     """The tree of at most `nodes` nodes and `depth` layers with the largest F(T) (arXiv:2402.12374, Alg. 1 and 4).
 
-    F(T) is the sum over all nodes, the root included, of the product of `acceptance[rank]` on the way to them: the
-    expected number of tokens a step if a child's acceptance depends on its rank alone (Def. 3.1 to 3.3, Prop. 3.4).
-    With one child more at a time,
+    F(T) is the sum over all nodes, the root included, of the product of the rates on the way to them: the expected
+    number of tokens a step if a child's acceptance depends on its rank alone (Def. 3.1 to 3.3, Prop. 3.4): 1 more than
+    `rates.expected_accepted(tree.paths)`. With one child more at a time,
 
         best[m][l][0] = 1 for m = 1                                   a root alone; l is the number of layers left
-        best[m][l][b] = max over s of best[m - s][l][b - 1] + acceptance[b - 1] * max over c of best[s][l - 1][c]
+        best[m][l][b] = max over s of best[m - s][l][b - 1] + rates[b - 1] * max over c of best[s][l - 1][c]
 
-    where m counts the root, b its children, and s the nodes given to the b-th child's own tree. `AcceptanceRates` with
-    rates `by_depth` in place of a vector are the paper's two-dimensional variant, for drafters that grow worse with
-    depth. Unlike `greedy_static_tree`, a rank is never used without the ranks before it, as siblings that are drawn one
-    after the other demand; with falling rates the two agree. Example, acceptance (.6, .3, .1), five nodes, two layers:
+    where m counts the root, b its children, and s the nodes given to the b-th child's own tree. Rates `by_depth` are
+    the paper's two-dimensional variant, for drafters that grow worse with depth. Unlike `greedy_static_tree`, a rank is
+    never used without the ranks before it, as siblings that are drawn one after the other demand; with falling rates
+    the two agree. There are fewer nodes where no more fit into `depth`, or add nothing. The paper's hardware-aware
+    search chooses `nodes` and `depth` by measuring both models. `siblings` says how siblings are picked: `TopK` for
+    `greedy` and `match`; a sampled kind for a verifier of it. Example, rates (.6, .3, .1), five nodes, two layers:
 
                root
               /    \\
@@ -38,64 +35,22 @@ class SequoiaTree(TreePolicy):
           /  \\      |
         .36  .18   .18
 
-    >>> tree = SequoiaTree((0.6, 0.3, 0.1), nodes=5, depth=2)
+    >>> rates = AcceptanceRates((0.6, 0.3, 0.1))
+    >>> tree = sequoia_tree(rates, nodes=5, depth=2)
     >>> tree.paths
     ((0,), (0, 0), (0, 1), (1,), (1, 0))
-    >>> round(tree.value, 2)
+    >>> round(1 + rates.expected_accepted(tree.paths), 2)
     2.62
 
     `python -m evaluation.compare --policies sequoia` measures rates, and draws these trees.
     """
-
-    acceptance: Rates | AcceptanceRates
-    """By rank; `AcceptanceRates` may also say it by depth."""
-    nodes: int = 60
-    """Drafted nodes sent to the target, root excluded. Fewer where no more fit into `depth`, or add nothing."""
-    depth: int = 8
-    """Layers drafted at most; the paper's hardware-aware search chooses it and `nodes` by measuring both models."""
-    siblings: Callable[[int], Children] = TopK
-    """How that many siblings are picked: `TopK` for `greedy` and `match`; a sampled kind for a verifier of it."""
-
-    def __post_init__(self) -> None:
-        check_sizes(nodes=self.nodes, depth=self.depth)
-        self.rates.below(0)  # checks them
-
-    @property
-    def rates(self) -> AcceptanceRates:
-        """The acceptance rates, by depth where that was given."""
-        return self.acceptance if isinstance(self.acceptance, AcceptanceRates) else AcceptanceRates(self.acceptance)
-
-    @property
-    def paths(self) -> tuple[tuple[int, ...], ...]:
-        """The tree's paths, ranks as in `Static`, in depth-first order."""
-        return self._shape.paths
-
-    @property
-    def value(self) -> float:
-        """F(T): tokens a step, the target's own included, if the acceptance rates hold."""
-        return 1 + self.rates.expected_accepted(self.paths)
-
-    @property
-    def max_depth(self) -> int:
-        return self._shape.max_depth
-
-    @property
-    def children(self) -> Children:
-        return self._shape.children
-
-    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        return self._shape.expand(pool)
-
-    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
-        return self._shape.select(pool)
-
-    @cached_property
-    def _shape(self) -> Static:
-        return Static(tuple(_best_paths(self.rates, self.nodes, self.depth)), self.siblings)
+    require(AcceptanceRates, rates=rates)
+    check_sizes(nodes=nodes, depth=depth)
+    return Static(tuple(_best_paths(rates, nodes, depth)), siblings)
 
 
 def _best_paths(rates: AcceptanceRates, nodes: int, depth: int) -> list[tuple[int, ...]]:
-    """The dynamic programme of `SequoiaTree`, O(nodes ** 2 * depth * ranks), and the way back through it."""
+    """The dynamic programme of `sequoia_tree`, O(nodes ** 2 * depth * ranks), and the way back through it."""
     sizes = np.arange(nodes + 2)  # nodes of a subtree, its root included; 0 is never used
     too_few = np.full(nodes + 1, -np.inf)
     alone = np.where(sizes == 1, 1.0, -np.inf)
@@ -134,5 +89,5 @@ def _best_paths(rates: AcceptanceRates, nodes: int, depth: int) -> list[tuple[in
 
 
 @register("sequoia", about="the best fixed shape for measured acceptance rates", paper="2402.12374")
-def _at_budget(nodes: int, siblings: Siblings, rates: AcceptanceRates, depth: int = DEPTH) -> SequoiaTree:
-    return SequoiaTree(rates, nodes, depth, siblings)
+def _at_budget(nodes: int, siblings: Siblings, rates: AcceptanceRates, depth: int = DEPTH) -> Static:
+    return sequoia_tree(rates, nodes, depth, siblings)

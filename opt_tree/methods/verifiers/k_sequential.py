@@ -60,7 +60,7 @@ def k_seq(tree: Tree, logits: Logits, random: Random) -> Verdict:
         rho = 1.4, beta = .143 + .3 + .1 = .543: together they would emit .791 > 1.4 * .543 = .760, too much
         rho = 1.463 is the first valid one, beta = .537: .785 of the mass comes from the children, 1.463 * .537 = .785
 
-        Decoder(pair.target, pair.drafter, Delayed(trunk=2, branches=3, length=4), k_seq).generate(
+        Decoder(pair.target, pair.drafter, Sampled.delayed(trunk=2, branches=3, length=4), k_seq).generate(
             ids, sampling=Sampling(1.0)
         )
     """

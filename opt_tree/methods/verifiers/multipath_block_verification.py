@@ -81,7 +81,8 @@ def multipath_block(tree: Tree, logits: Logits, random: Random) -> Verdict:
     With one path it is block verification. Of the paper only the abstract, reviews and its authors' code were at hand.
     The path is chosen as that code does it. Its distribution is worked out anew: the code takes equal ratios in the
     order of the tokens, though it chooses the first one drawn, which is not exact. Here it takes any independent draws
-    whose number is fixed by depth (`Delayed`, `Sampled.kary`); the paper's are paths from the root (`Sampled.chains`).
+    whose number is fixed by depth (`Sampled.kary`, `Sampled.delayed`); the paper's are paths from the root
+    (`Sampled.chains`).
 
     Example, two chains of one token, q = (1/2, 1/2) and p = (1/4, 3/4):
 

@@ -46,7 +46,7 @@ def without_replacement(tree: Tree, logits: Logits, random: Random) -> Verdict:
         b against (0, .5, .5), drawn from (0, .75, .25): 2/3; then c from (0, 0, 1)
         emitted: (1/3, 4/9, 2/9)
 
-        tree = SequoiaTree(acceptance, nodes=60, siblings=WithoutReplacement)     # or Sampled, or DySpec
+        tree = sequoia_tree(rates, nodes=60, siblings=WithoutReplacement)     # or Sampled, or DySpec
         Decoder(pair.target, pair.drafter, tree, without_replacement).generate(ids, sampling=Sampling(1.0))
     """
     return walk_down(tree, logits, random, shrinking)

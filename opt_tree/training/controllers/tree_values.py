@@ -69,7 +69,7 @@ from opt_tree.methods.children.iid import IID
 from opt_tree.methods.controllers.selected import SelectedTree
 from opt_tree.methods.controllers.selector import Action, RootFacts, Selector, TreeMenu
 from opt_tree.methods.drafters.seen import Seen
-from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.methods.verifiers.walks import reached
 from opt_tree.policy import TreePolicy
@@ -214,7 +214,7 @@ class Survey(SelectedTree):
     def __init__(self, selector: Selector, seen: Seen, plan: TreeValuesPlan) -> None:
         super().__init__(selector, seen)
         self.plan, self.comb = plan, Comb(plan.branches, plan.trunk, plan.length)
-        self.policies = (self.comb, Delayed(2, 1, 0))
+        self.policies = (self.comb, Sampled.chain(2))
         self.found: list[tuple[RootFacts, Tensor, Tensor]] = []
         self._due, self._root, self._length, self._end = 0, None, 0, 0
 

@@ -10,29 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asking import tiny_lm_drafter, tiny_target
 from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import ARCHITECTURES, build, prompt, tiny_drafter
 
 from evaluation.command_line import parse
 from evaluation.demo.__main__ import Options as Demo
 from evaluation.run.options import Options as Run
-from experiments.controllers import CONTROLLERS, decode
+from experiments.controllers import CONTROLLERS
 from experiments.controllers import main as compare_controllers
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, generate_batch, load_pair
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, generate_batch
 from opt_tree.answers import LogProbs
 from opt_tree.backends.batch import shared_forwards as batch
 from opt_tree.methods.controllers.auto import PATIENCE, Auto
-from opt_tree.methods.controllers.beta_length import BetaLength
-from opt_tree.methods.controllers.calibrated_length import CalibratedLength
 from opt_tree.methods.drafters.tables.recycling import TokenRecycling
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.priced import KNOTS, Priced
 from opt_tree.pool import CandidatePool
 from opt_tree.tools import step_costs as pricing
-from opt_tree.tools.along import along
 from opt_tree.tools.presets import plain
 from opt_tree.tools.step_costs import Timed, costs_of, fit
-from opt_tree.tools.stored_text import written
 
 EAGER = Costs.straight(plain=5.4e-3, step=5.5e-3, row=1e-4, layer=1e-3, draft_row=3e-5, growth=3e-4, draft_growth=2e-4)
 COMPILED = Costs.straight(plain=1.9e-3, step=2e-3, row=7e-5, layer=5.5e-4, draft_row=2e-5)
@@ -40,7 +37,7 @@ POOR = Costs.straight(plain=5e-3, step=5e-3, row=8e-4, layer=8e-3, draft_row=1e-
 
 
 def tiny_pair() -> tuple[CausalLM, CausalLMDrafter]:
-    return CausalLM(build(ARCHITECTURES["llama"]())), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    return tiny_target(), tiny_lm_drafter()
 
 
 def layer(*probs: float) -> LogProbs:
@@ -214,7 +211,7 @@ def test_packed_weights_have_costs_of_their_own():
     target = CausalLM(build(ARCHITECTURES["llama"]()).bfloat16())
     if not target.eager.packed:
         pytest.skip("this CPU packs no bfloat16")
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    drafter = tiny_lm_drafter()
     packed = pricing._facts(target, drafter)
     target.pack(False)
     assert pricing._facts(target, drafter) != packed
@@ -282,7 +279,7 @@ def timed(monkeypatch) -> Callable[..., list[Timed]]:
 @pytest.mark.slow
 def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(timed):
     steps = timed(ROUNDS=3)
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    target = tiny_target()
     table = TokenRecycling(target.vocab)
     pricing.measure_costs(target, table)
     grown = [step for step in steps if step.rows > 9]
@@ -365,24 +362,6 @@ def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_p
     assert "has no config.json" in capsys.readouterr().err
     assert compare_controllers([*asked, "--seeds", "0"]) == 2
     assert "seeds must be at least 1, got 0" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_controller_that_draws_walks_as_it_decodes():
-    """The same draws, the same trees, the same tokens of each."""
-    eagle = load_pair("demo", drafter="eagle:demo", dtype=torch.float32)
-    asked = ("Explain how a car engine works.", "Why is the sky blue?")
-    prompts = [eagle.encode(text) for text in asked]
-    texts = [written(eagle.target, prompt, 24, eagle.stop) for prompt in prompts]
-    for kind in (BetaLength, CalibratedLength):
-        ours = decode(eagle, prompts, 24, kind(8, seed=1))
-        assert [one.finish_reason for one in ours] == ["length", "stop_token"]
-        chooser = kind(8, seed=1)
-        again = [along(eagle.drafter, text, {"it": chooser}, eagle.target)["it"] for text in texts]
-        assert [one.tokens for one in again] == [one.tokens for one in ours]
-        assert [one.accept_lengths for one in again] == [one.accept_lengths for one in ours]
-        chosen = [[[step.policy for step in one.steps] for one in side] for side in (ours, again)]
-        assert chosen[0] == chosen[1]
 
 
 def test_the_command_line_takes_auto():

@@ -1,12 +1,13 @@
 """Predicted draft lengths: labels are what drafting does, choices are the best ones, the text never changes."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from asking import begin, draft
-from enumeration import EnumeratingRandom, Text, law_of, target_law, unchecked
+from asking import begin, draft, tiny_target
+from enumeration import first_token, target_law
 from methods.drafters.test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
 from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
@@ -36,10 +37,6 @@ from opt_tree.training.controllers.draft_length import (
 LONGEST = 4
 
 
-def target() -> CausalLM:
-    return CausalLM(build(ARCHITECTURES["llama"]()))
-
-
 def predictor_of(hidden: int = HIDDEN, seed: int = 0) -> LengthPredictor:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -59,7 +56,7 @@ def chain_behind(drafter: EagleDrafter, lm: CausalLM, context: list[int]) -> lis
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_labels_are_the_lengths_that_drafting_reaches(kind):
     """On a text that follows the drafter for 0 to 4 tokens at a time, at every place of it."""
-    lm = target() if kind == "eagle" else target_of()
+    lm = tiny_target() if kind == "eagle" else target_of()
     drafter = (
         EagleDrafter(tiny_head(lm.model), lm)
         if kind == "eagle"
@@ -94,7 +91,7 @@ class Told(LengthPredictor):
 @pytest.mark.parametrize(("told", "length"), [(-3.0, 0), (0.4, 0), (0.6, 1), (2.4, 2), (3.6, 4), (9.0, 4)])
 def test_the_length_is_the_number_rounded_within_bounds(told, length):
     """The paper's equation 3; beyond it the threshold goes on."""
-    lm = target()
+    lm = tiny_target()
     for chain in (Static.chain, lambda least: ThresholdChain(4, 0.5, least)):
         controller = PredictedLength(Told(told), lm, chain)
         controller._feature = torch.zeros(1, 4)
@@ -103,7 +100,7 @@ def test_the_length_is_the_number_rounded_within_bounds(told, length):
 
 def test_it_reads_the_token_before_the_root_and_its_feature():
     """Not the root itself, the paper's bonus token."""
-    lm, read = target(), []
+    lm, read = tiny_target(), []
     predictor = Told(1.0)
     predictor.forward = lambda *known: read.append(known) or torch.ones(1)
     controller = PredictedLength(predictor, lm)
@@ -120,7 +117,7 @@ def test_it_reads_the_token_before_the_root_and_its_feature():
 
 
 def test_it_changes_no_text_and_reads_the_feature_before_the_root():
-    lm = target()
+    lm = tiny_target()
     head = tiny_head(lm.model)
     text = plain(lm).generate(prompt(9), 16).tokens
     sampled = plain(lm).generate(prompt(9), 12, Sampling(0.9), seed=3).tokens
@@ -156,28 +153,16 @@ class Features(TableTarget):
         return super().run(forward)._replace(features=states)
 
 
-def emitted_law(controller, verifier, chosen) -> dict[Text, float]:
-    """The exact law of a first token over tables; `chosen` gets each policy that was taken."""
-    decoder = Decoder(Features(hashed_laws(1, 3), 3), TableDrafter(hashed_laws(2, 3)), controller, verifier)
-
-    def first(random: EnumeratingRandom) -> Text:
-        step = next(decoder.steps([0, 2], 8, Sampling(1.0), random))
-        chosen.add(step.policy)
-        return tuple(step.tokens[:1])
-
-    with unchecked():
-        return law_of(first)
-
-
 @pytest.mark.slow
 def test_by_enumeration_it_keeps_the_distribution():
     """Chains are drawn; their length is predicted from what the target said before."""
-    chosen, lm = set(), target()
+    chosen, lm = set(), tiny_target()
     for seed in range(6):
         predictor = predictor_of(seed=seed)
         predictor.leave.bias.fill_(seed % LONGEST)
         controller = PredictedLength(predictor, lm, lambda k: Sampled.chain(k) if k else Static.empty())
-        found = emitted_law(controller, naive, chosen)
+        decoder = Decoder(Features(hashed_laws(1, 3), 3), TableDrafter(hashed_laws(2, 3)), controller, naive)
+        found = first_token(lambda random, decoder=decoder: decoder, (0, 2), 8, chosen)
         assert found == pytest.approx(target_law(hashed_laws(1, 3), (0, 2), 1), abs=1e-12)
     assert len(chosen) > 1
 
@@ -208,19 +193,24 @@ def test_training_learns_what_there_is_to_learn():
     assert judge(predictor, embed, labels, 2.0) < 0.65 * simplest  # half of what goes in is dropped in training
 
 
+def saved_pair(folder: Path) -> list[str]:
+    """Save the tiny target with its tokenizer, and a head; return the options that name both."""
+    model = build(ARCHITECTURES["llama"]())
+    (folder / "head").mkdir()
+    options = ["--target", str(folder / "target"), "--drafter", f"eagle:{publish(folder / 'head', tiny_head(model))}"]
+    model.float().save_pretrained(folder / "target")
+    tiny_tokenizer().save_pretrained(folder / "target")
+    return options
+
+
 @pytest.mark.slow
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys, monkeypatch):
-    lm = target()
-    build(ARCHITECTURES["llama"]()).float().save_pretrained(tmp_path / "target")
-    tiny_tokenizer().save_pretrained(tmp_path / "target")
-    (tmp_path / "head").mkdir()
-    publish(tmp_path / "head", tiny_head(lm.model))
+    lm = tiny_target()
     documents = [plain(lm).generate(prompt(n), 20) for n in range(3, 15)]
     starts = np.cumsum([0, *(len(one.prompt + one.tokens) for one in documents)])
     tokens = np.concatenate([one.prompt + one.tokens for one in documents]).astype(np.uint16)
     np.savez(tmp_path / "answers.npz", tokens=tokens, starts=starts)
-    given = ["--target", str(tmp_path / "target"), "--drafter", f"eagle:{tmp_path / 'head'}"]
-    given += ["--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "length")]
+    given = [*saved_pair(tmp_path), "--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "length")]
     given += ["--longest", "3", "--width", "8", "--epochs", "1"]
     assert draft_length.main(given) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -232,7 +222,7 @@ def test_the_command_trains_and_the_controller_loads(tmp_path, capsys, monkeypat
 
 
 def test_other_files_are_refused_in_one_line(tmp_path):
-    lm = target()
+    lm = tiny_target()
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config.json is not the config of"):
         LengthPredictor.load(str(tmp_path), lm)

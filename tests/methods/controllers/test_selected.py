@@ -6,10 +6,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from enumeration import drawn_trees, law_of, target_law, unchecked
-from methods.controllers.test_predicted import Features
+from asking import tiny_target
+from enumeration import drawn_trees, first_token, target_law
+from methods.controllers.test_predicted import Features, saved_pair
 from table_models import TableDrafter, hashed_laws
-from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_drafter, tiny_head, tiny_tokenizer
+from tiny_models import HIDDEN, prompt, tiny_drafter, tiny_head
 
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, EagleDrafter, Sampling, Tree, generate_batch
 from opt_tree.answers import LogProbs
@@ -17,7 +18,7 @@ from opt_tree.methods.controllers.selected import SelectedTree, entropy
 from opt_tree.methods.controllers.selector import SCALARS, Action, RootFacts, Selector, TreeMenu
 from opt_tree.methods.drafters.seen import Noted, Seen
 from opt_tree.methods.policies.costs import Costs
-from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.walks import block_efficiency
 from opt_tree.models.checkpoints import CheckpointError
@@ -74,7 +75,7 @@ def test_what_a_step_costs():
         assert action.seconds(COSTS) == pytest.approx(COSTS.score(1 + nodes) + COSTS.draft(layers, rows))
 
 
-@pytest.mark.parametrize(("trunk", "branches", "part"), [(0, 2, Delayed(0, 2, 1)), (1, 1, Delayed(2, 1, 0))])
+@pytest.mark.parametrize(("trunk", "branches", "part"), [(0, 2, Sampled.chains(2, 1)), (1, 1, Sampled.chain(2))])
 def test_a_part_of_a_comb_is_a_drawn_tree(trunk, branches, part):
     """By enumeration: the law of the part is the law of the smaller policy's trees."""
     comb, laws, sampling = Comb(2, 1, 1), hashed_laws(3, 2), Sampling(1.0)
@@ -111,19 +112,6 @@ def test_a_comb_holds_nothing_else_and_its_expectations_are_those_of_its_parts()
             assert tokens == pytest.approx(block_efficiency(part, probs[torch.from_numpy(rows)], multi_round))
 
 
-def emitted_law(controller: SelectedTree, chosen: set) -> dict:
-    """The exact law of a first token over tables; `chosen` gets each policy that was taken."""
-    decoder = Decoder(Features(hashed_laws(1, 3), 3), controller.seen, controller, multi_round)
-
-    def first(random):
-        step = next(decoder.steps([0, 2], 8, Sampling(1.0), random))
-        chosen.add(step.policy)
-        return tuple(step.tokens[:1])
-
-    with unchecked():
-        return law_of(first)
-
-
 class Shown(TableDrafter):
     """A table whose model shows hidden states, as far as `Seen` is concerned."""
 
@@ -153,7 +141,8 @@ def test_by_enumeration_it_keeps_the_distribution():
     chosen = set()
     for seed in range(8):
         controller = SelectedTree(selector_of(seed), SeenTable(Shown(hashed_laws(2, 3))))
-        found = emitted_law(controller, chosen)
+        decoder = Decoder(Features(hashed_laws(1, 3), 3), controller.seen, controller, multi_round)
+        found = first_token(lambda random, decoder=decoder: decoder, (0, 2), 8, chosen)
         assert found == pytest.approx(target_law(hashed_laws(1, 3), (0, 2), 1), abs=1e-12)
     assert len(chosen) > 1
 
@@ -185,7 +174,7 @@ def test_it_reads_what_was_said_of_the_token_before_the_root():
 @pytest.mark.parametrize("kind", ["draft model", "head"])
 def test_it_reads_the_states_and_the_laws_that_the_models_have_there(kind):
     """Against forwards over the whole text: of the token before the root and of the root."""
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    target = tiny_target()
     lm = CausalLM(tiny_drafter("llama"))
     inner = CausalLMDrafter(lm) if kind == "draft model" else EagleDrafter(tiny_head(target.model), target)
     seen = Seen(inner)
@@ -218,7 +207,7 @@ def test_it_reads_the_states_and_the_laws_that_the_models_have_there(kind):
 
 
 def test_at_temperature_0_the_text_is_plain_decodings():
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    target = tiny_target()
     seen = Seen(EagleDrafter(tiny_head(target.model), target))
     decoder = Decoder(target, seen, SelectedTree(selector_of(), seen))
     assert decoder.generate(prompt(9), 14).tokens == plain(target).generate(prompt(9), 14).tokens
@@ -267,15 +256,11 @@ def test_the_loss_is_the_papers():
 
 @pytest.mark.slow
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
-    build(ARCHITECTURES["llama"]()).float().save_pretrained(tmp_path / "target")
-    tiny_tokenizer().save_pretrained(tmp_path / "target")
-    (tmp_path / "head").mkdir()
-    publish(tmp_path / "head", tiny_head(target.model))
+    target = tiny_target()
     starts = np.arange(0, 61, 10)
     np.savez(tmp_path / "answers.npz", tokens=np.array(prompt(60), dtype=np.uint16), starts=starts)
     (tmp_path / "costs.json").write_text('{"scoring": [[1, 0.005]], "first": 0.001, "drafting": [[1, 0.001]]}')
-    given = ["--target", str(tmp_path / "target"), "--drafter", f"eagle:{tmp_path / 'head'}"]
+    given = saved_pair(tmp_path)
     given += ["--branches", "2", "--trunk", "1", "--length", "1", "--costs", str(tmp_path / "costs.json")]
     given += ["--roots", "8", "--every", "2", "--tokens", "16", "--epochs", "1", "--width", "4", "--inner", "8"]
     output = ["--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "trees")]
@@ -295,7 +280,7 @@ def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
 
 
 def test_other_files_are_refused_in_one_line(tmp_path):
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    target = tiny_target()
     drafter = EagleDrafter(tiny_head(target.model), target)
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(CheckpointError, match=r"config.json is not the config of"):

@@ -5,12 +5,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from asking import tiny_lm_drafter
 from methods.drafters.test_blocks import block_of, dspark_of
 from methods.drafters.test_eagle3 import KNOWN, tiny_head3
 from methods.drafters.test_early_exit import deep, exit_of
 from methods.drafters.test_one_pass import medusa
 from methods.drafters.test_other_vocabulary import unlike
+from methods.drafters.test_parallel_spec import SOME
 from methods.drafters.test_parallel_spec import drafter_of as parallel_spec
 from methods.drafters.test_store import documents
 from tiny_models import VOCAB, prompt, tiny_drafter, tiny_head
@@ -35,9 +36,6 @@ from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.training.fitting.store import Recipe, build
 
-SOME = torch.arange(VOCAB - 1, 0, -2)
-"""A draft vocabulary, in falling order."""
-
 
 @functools.cache
 def target_model() -> PreTrainedModel:
@@ -46,7 +44,7 @@ def target_model() -> PreTrainedModel:
 
 
 def small(target: Any = None) -> CausalLMDrafter:
-    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+    return tiny_lm_drafter()
 
 
 def head(target: CausalLM) -> EagleDrafter:
@@ -95,7 +93,6 @@ VARIANTS: dict[str, Make] = {
     "dspark, fewer tokens": lambda target: dspark_of(target, KNOWN, layers=(0, 1)),
     "dspark, where it is confident": lambda target: dspark_of(target, None, 0.5, (0, 1)),
     "dspark, knowing the path": lambda target: dspark_of(target, layers=(0, 1), markov_head_type="rnn"),
-    "store, alone": lambda target: store(weight=0),
     "store, the longest match": lambda target: store(longest=True),
     "graft, 1 forward": lambda target: Grafted(small().calibrated(0.5), TokenRecycling(VOCAB), 1),
     "graft, of what copies": lambda target: Grafted(Copying(head(target)), NGramDrafter(), 2),

@@ -1,13 +1,23 @@
-"""Block drafters as files that others write, and their forward once more in float64: a row, a head, a key at a time."""
+"""Block drafters as files that others write, and their forward once more in float64: a row and a head at a time."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from methods.drafters.published_head import DEPTH, GROUPS, HEADS, SIZE, WIDE, normed, turned, undrafted
-from methods.drafters.test_eagle import Witness
+from asking import Witness
+from methods.drafters.published_head import (
+    DEPTH,
+    LAYER,
+    attended,
+    layer_shapes,
+    normed,
+    random_weights,
+    states_of,
+    undrafted,
+)
 from safetensors.torch import save_file
 from tiny_models import HIDDEN, VOCAB, prompt
 from torch import Tensor
@@ -17,19 +27,7 @@ from opt_tree import Decoder, OptTree
 BLOCK, MASK, RANK, GRU, KERNEL, GROUP = 4, 60, 6, 5, 3, 8
 IDS = [1, 3, 6]
 """Layers by what leaves them."""
-LAYERS: dict[str, Any] = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": WIDE,
-    "num_hidden_layers": 2,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": GROUPS,
-    "head_dim": SIZE,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 512,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-}
+LAYERS: dict[str, Any] = LAYER | {"num_hidden_layers": 2, "max_position_embeddings": 512}
 
 
 def nested(
@@ -58,33 +56,20 @@ def speculators(kind: str, **settings: Any) -> dict[str, Any]:
 def block_weights(
     law: str = "", states: int = 3, columns: int = VOCAB, bias: str = "", layers: int = 2
 ) -> dict[str, Tensor]:
-    """Random tensors by z-lab's names, and DeepSpec's for the Markov head, of numbers that float32 holds.
+    """Random tensors by z-lab's names, and DeepSpec's for the Markov head.
 
     `law`: vanilla, gated, rnn, domino, selector, or nothing. `bias`: letters of the projections that have one.
     """
-    torch.manual_seed(2)
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (HIDDEN, states * HIDDEN)}
     shapes |= {"hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
-    rows = {"q": HEADS * SIZE, "k": GROUPS * SIZE, "v": GROUPS * SIZE}
     for number in range(layers):
         at = f"layers.{number}"
-        shapes |= {f"{at}.{name}_layernorm.weight": (HIDDEN,) for name in ("input", "post_attention")}
-        shapes |= {f"{at}.self_attn.{name}_proj.weight": (count, HIDDEN) for name, count in rows.items()}
-        shapes[f"{at}.self_attn.o_proj.weight"] = (HIDDEN, HEADS * SIZE)
-        shapes |= {f"{at}.self_attn.{name}_proj.bias": ((rows | {"o": HIDDEN})[name],) for name in bias}
-        shapes |= {f"{at}.self_attn.{name}_norm.weight": (SIZE,) for name in "qk"}
-        shapes |= {f"{at}.mlp.{name}_proj.weight": (WIDE, HIDDEN) for name in ("gate", "up")}
-        shapes[f"{at}.mlp.down_proj.weight"] = (HIDDEN, WIDE)
+        shapes |= layer_shapes(at, bias=bias)
         if law == "selector":
             for conv in ("attention_conv", "mlp_conv"):
                 shapes[f"{at}.{conv}.base_kernel"] = (2, KERNEL, HIDDEN)
                 shapes[f"{at}.{conv}.kernel_projection.weight"] = (2 * KERNEL * HIDDEN // GROUP, HIDDEN)
-    shapes |= LAW_SHAPES.get(law, lambda columns: {})(columns)
-    made = {}
-    for name, shape in shapes.items():
-        plain = len(shape) > 1 or "bias" in name
-        made[name] = torch.randn(shape) * 0.3 if plain else torch.rand(shape) + 0.5
-    return {name: tensor.double() for name, tensor in made.items()}
+    return random_weights(shapes | LAW_SHAPES.get(law, lambda columns: {})(columns), 2, 0.3)
 
 
 def _markov(columns: int) -> dict[str, tuple[int, ...]]:
@@ -144,19 +129,11 @@ class Blocks:
     """Of the target, where it is another one than `undrafted`."""
     known: dict[Any, list[Tensor]] = field(default_factory=dict)
 
-    @torch.no_grad()
     def states(self, context: list[int]) -> list[Tensor]:
         """What the target's layers say of every token before the last, through `fc` and its norm."""
-        hs: list[Tensor] = []
-        model = self.model or undrafted()
-        layers = model.model.layers
-        hooks = [layer.register_forward_pre_hook(lambda _, args: hs.append(args[0][0])) for layer in layers]
-        hooks.append(layers[-1].register_forward_hook(lambda _module, _args, out: hs.append(out[0])))
-        final = model.model(torch.tensor([context]), use_cache=False).last_hidden_state[0]
-        for hook in hooks:
-            hook.remove()
+        *hs, last = states_of(self.model or undrafted(), context)
         if self.normed_last:
-            hs[-1] = final
+            hs[-1] = last
         rows = [torch.cat([hs[k][i] for k in self.ids]) for i in range(len(context) - 1)]
         return [normed(self.w["fc.weight"] @ row, self.w["hidden_norm.weight"]) for row in rows]
 
@@ -179,31 +156,11 @@ class Blocks:
             out.append(row)
         return out
 
-    def attended(self, number: int, context: list[Tensor], rows: list[Tensor]) -> list[Tensor]:
-        at, anchor = f"layers.{number}.self_attn", len(context)
-
-        def projected(name: str, x: Tensor) -> Tensor:
-            return self.w[f"{at}.{name}_proj.weight"] @ x + self.w.get(f"{at}.{name}_proj.bias", torch.zeros(()))
-
-        def parts(name: str, x: Tensor, place: int) -> list[Tensor]:
-            heads = projected(name, x).split(SIZE)
-            return [turned(normed(one, self.w[f"{at}.{name}_norm.weight"]), place) for one in heads]
-
-        both = [*context, *rows]
-        keys = [parts("k", x, place) for place, x in enumerate(both)]
-        values = [projected("v", x).split(SIZE) for x in both]
-        out = []
-        for j, x in enumerate(rows):
-            place, heads = anchor + j, []
-            seen = [
-                k for k in range(len(both)) if self.sees is None or self.sees(number, place, k, anchor, k >= anchor)
-            ]
-            for head, query in enumerate(parts("q", x, place)):
-                group = head // (HEADS // GROUPS)
-                scores = torch.stack([query @ keys[k][group] / SIZE**0.5 for k in seen]).softmax(0)
-                heads.append(sum(score * values[k][group] for score, k in zip(scores, seen, strict=True)))
-            out.append(projected("o", torch.cat(heads)))
-        return out
+    def seen(self, number: int, anchor: int) -> Callable[[int, int], bool]:
+        """Whether a place looks at another one in a layer; the block begins at `anchor`."""
+        if self.sees is None:
+            return lambda place, key: True
+        return lambda place, key: self.sees(number, place, key, anchor, key >= anchor)
 
     def block(self, context: list[int], size: int = BLOCK) -> list[Tensor]:
         """What the rows of a block become."""
@@ -213,7 +170,8 @@ class Blocks:
         while f"layers.{number}.input_layernorm.weight" in self.w:
             at = f"layers.{number}"
             read = [normed(one, self.w[f"{at}.input_layernorm.weight"]) for one in rows]
-            out = self.attended(number, before, self.around(f"{at}.attention_conv", read, read, 0))
+            given = self.around(f"{at}.attention_conv", read, read, 0)
+            out = attended(self.w, at, given, before, self.seen(number, len(before)))
             rows = [x + y for x, y in zip(rows, self.around(f"{at}.attention_conv", out, read, 1), strict=True)]
             read = [normed(one, self.w[f"{at}.post_attention_layernorm.weight"]) for one in rows]
             gate, up, down = (self.w[f"{at}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))

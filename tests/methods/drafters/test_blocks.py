@@ -6,7 +6,7 @@ And those of transformers' own chain, where transformers has one.
 import numpy as np
 import pytest
 import torch
-from asking import begin, below, root_of
+from asking import begin, below, recorded, root_of
 from methods.drafters.published_block import (
     BLOCK,
     IDS,
@@ -21,7 +21,7 @@ from methods.drafters.published_block import (
     write_block,
 )
 from methods.drafters.published_head import DEPTH, target_of
-from tiny_models import HIDDEN, VOCAB, prompt, tiny
+from tiny_models import HIDDEN, VOCAB, drawn, prompt, tiny
 from transformers import MuseGlimmerAssistantConfig
 from transformers.generation import DFlashTokenCandidateGenerator
 
@@ -257,16 +257,6 @@ def muse_config(**changes):
     return MuseGlimmerAssistantConfig(**{**sizes, **changes})
 
 
-def drawn(module, seed=3):
-    """A module of random weights, its norms as they are."""
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        for name, weight in module.named_parameters():
-            if "norm" not in name:
-                torch.nn.init.normal_(weight, std=0.4)
-    return module.double().eval().requires_grad_(False)
-
-
 def block_of(target, layers=TINY, **changes):
     """A drafter with a model of transformers' layout."""
     return BlockDrafter(Block(drawn(block_network(muse_config(**changes))), layers), target)
@@ -282,23 +272,6 @@ def dspark_of(target, tokens=None, least=0.0, layers=TINY, **changes):
     heads = drawn(DSparkHeads(config, target.vocab if tokens is None else len(tokens), least))
     model = drawn(block_network(read_block_file(config, 4).config), 4)
     return BlockDrafter(Block(model, layers, 0, heads, tokens, family="DSpark"), target)
-
-
-def recorded(drafter, monkeypatch):
-    """The laws of every context that is drafted for."""
-    root, laws, asked, found = drafter.root, drafter.laws, [], {}
-
-    def noted(context):
-        asked.append(tuple(context))
-        return root(context)
-
-    def kept(*given):
-        found[asked[-1]] = answer = laws(*given)
-        return answer
-
-    monkeypatch.setattr(drafter, "root", noted)
-    monkeypatch.setattr(drafter, "laws", kept)
-    return found
 
 
 @pytest.mark.slow
@@ -352,8 +325,6 @@ def test_a_model_of_transformers_is_loaded_by_its_spec(tmp_path):
     drafter = load_drafter(f"dflash:{tmp_path}", target)
     assert drafter.features == (0, -1) and "blocks of 5" in drafter.describe() and drafter.probed == ()
     assert all(torch.equal(w, drafter.model.state_dict()[name]) for name, w in own.model.state_dict().items())
-    text = Decoder(target, drafter, OptTree(6, 0.0)).generate(prompt(6), 10).tokens
-    assert text == Decoder(target, None, Static.empty()).generate(prompt(6), 10).tokens
 
 
 def test_nothing_is_drafted_below_a_parent_of_little_confidence():

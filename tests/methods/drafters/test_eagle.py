@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from methods.drafters.plain_layer import plain_layer
+from asking import Witness, tiny_target
+from methods.drafters.published_head import attended, behind
 from texts import plain_texts
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, padded_to, prompt, publish, tiny, tiny_head
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
 from opt_tree.decoder import Decoder
-from opt_tree.drafter import Asked
-from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.methods.drafters.heads import eagle
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter, load_eagle
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead
@@ -21,15 +19,9 @@ from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.opt import OptTree
-from opt_tree.pool import Frontier
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 PADDED = Buckets((1, 8, 16), (32, 64))
-
-
-def target_of(architecture: str = "llama") -> CausalLM:
-    """A target of its own: an EAGLE drafter hooks the model for its features."""
-    return CausalLM(build(ARCHITECTURES[architecture]()))
 
 
 class NaiveHead:
@@ -62,36 +54,13 @@ class NaiveHead:
             logits = torch.tanh(logits / cap) * cap
         return logits.log_softmax(-1)
 
-    def layer(self, tokens: list[int], features: list[Tensor]) -> Tensor:
+    def layer(self, tokens: list[int], features: list[Tensor]) -> list[Tensor]:
         """One Llama layer without its first norm over `fc(embedding, feature)`."""
-        w, c = self.weights, self.config
-        pairs = torch.cat([w["embed_tokens.weight"][tokens], torch.stack(features)], -1)
-        x = pairs @ w["fc.weight"].T
-        if "fc.bias" in w:
-            x = x + w["fc.bias"]
-        return plain_layer(w, "layers.0", c, x, x)
-
-
-class Witness(DrafterAround):
-    """Passes everything on and keeps, for every law that was asked for, the context, the path and the law."""
-
-    def __init__(self, drafter: EagleDrafter) -> None:
-        super().__init__(drafter)
-        self.laws: list[tuple[list[int], list[int], Tensor]] = []
-
-    def root(self, context: list[int]) -> Asked:
-        self.context, self.paths = list(context), []
-        return self.after(self.drafter.root(context), lambda answer: self._kept([[]], answer))
-
-    def expand(self, frontier: Frontier) -> Asked:
-        nodes = zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
-        paths = [[*self.paths[parent], token] for parent, token in nodes]
-        return self.after(self.drafter.expand(frontier), lambda answer: self._kept(paths, answer))
-
-    def _kept(self, paths: list[list[int]], answer: LogProbs) -> LogProbs:
-        self.paths += paths
-        self.laws += [(self.context, path, law) for path, law in zip(paths, answer.values, strict=True)]
-        return answer
+        w, theta = self.weights, self.config.rope_parameters["rope_theta"]
+        pairs = zip(w["embed_tokens.weight"][tokens], features, strict=True)
+        rows = [w["fc.weight"] @ torch.cat(pair) + w.get("fc.bias", 0) for pair in pairs]
+        added = attended(w, "layers.0", rows, theta=theta)
+        return [behind(w, "layers.0", x + y) for x, y in zip(rows, added, strict=True)]
 
 
 class TestLaw:
@@ -121,7 +90,7 @@ class TestLaw:
     @pytest.mark.slow
     def test_accepted_tokens_run_again_with_the_target_s_features(self):
         """The head of these weights agrees with the target now and then; then the next root must not reuse a row."""
-        target = target_of()
+        target = tiny_target()
         head = tiny_head(target.model)
         witness = Witness(EagleDrafter(head, target))
         steps = list(Decoder(target, witness, OptTree(60, 0.0, 3)).steps(prompt(9), 40))
@@ -134,7 +103,7 @@ class TestLaw:
     @pytest.mark.slow
     def test_a_draft_may_outgrow_the_room_that_is_kept_for_it(self, monkeypatch):
         monkeypatch.setattr(eagle, "_ROOM", 1)
-        target = target_of()
+        target = tiny_target()
         head = tiny_head(target.model)
         naive, witness = NaiveHead(head, tiny("llama")), Witness(EagleDrafter(head, target))
         list(Decoder(target, witness, POLICY).steps(prompt(9), 7))
@@ -144,7 +113,7 @@ class TestLaw:
 
     @pytest.mark.slow
     def test_a_prompt_of_one_token(self):
-        target = target_of()
+        target = tiny_target()
         head = tiny_head(target.model)
         witness = Witness(EagleDrafter(head, target))
         plain = Decoder(CausalLM(tiny("llama")), None, Static.empty()).generate([7], 20)
@@ -159,14 +128,14 @@ class TestText:
     @pytest.mark.quick("mistral")
     @pytest.mark.parametrize("architecture", ["mistral", "gemma2", "mixtral"])
     def test_text_is_the_target_s_own(self, architecture):
-        target = target_of(architecture)
+        target = CausalLM(build(ARCHITECTURES[architecture]()))
         decoder = Decoder(target, EagleDrafter(tiny_head(target.model), target), POLICY)
         plain_texts(decoder, [prompt(20)], 20, model=tiny(architecture))
 
     @pytest.mark.slow
     def test_a_head_drafts_on_behind_what_it_was_trained_on(self):
         """`max_position_embeddings` of a head is no end of its positions: one warning, the laws of the formula."""
-        target = target_of()
+        target = tiny_target()
         head = tiny_head(target.model, max_position_embeddings=24)
         drafter = EagleDrafter(head, target)
         assert (drafter.trained, drafter.max_context) == (24, target.max_context)
@@ -184,7 +153,7 @@ class TestText:
 
     @pytest.mark.slow
     def test_a_head_whose_rotary_factors_change_ends_where_they_do(self):
-        target = target_of()
+        target = tiny_target()
         rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
         drafter = EagleDrafter(tiny_head(target.model, max_position_embeddings=24, rope_parameters=rope), target)
         assert drafter.max_context == 24
@@ -205,7 +174,7 @@ class TestText:
     @pytest.mark.slow
     def test_a_head_with_fewer_tokens_than_the_target(self):
         """The target's vocabulary is padded: its output layer knows tokens that the head cannot embed."""
-        target = target_of()
+        target = tiny_target()
         head = tiny_head(target.model, vocab_size=VOCAB - 20)
         decoder = Decoder(target, EagleDrafter(head, target), OptTree(VOCAB, 0.0, 3))
         result = decoder.generate([VOCAB - 1, *prompt(9)], 30)
@@ -234,7 +203,7 @@ PUBLISHED_NAMES = {
 class TestFiles:
     @pytest.fixture(scope="class")
     def target(self) -> CausalLM:
-        return target_of()
+        return tiny_target()
 
     @pytest.fixture(scope="class")
     def head(self, target: CausalLM) -> EagleHead:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from asking import begin, draft, root_of
-from methods.drafters.plain_layer import normed, plain_layer
-from methods.drafters.test_eagle import Witness
+from asking import Witness, begin, draft, root_of
+from methods.drafters.published_head import Loops
+from methods.drafters.published_head import target_of as deep_target
 from safetensors.torch import load_file, save_file
 from texts import refused
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
@@ -64,50 +64,18 @@ def tiny_head3(target: CausalLM, columns: int = len(KNOWN), seed: int = 3, **cha
     return head
 
 
-@torch.no_grad()
-def law_without_a_cache(head: Eagle3Head, model: Any, context: list[int], path: list[int]) -> Tensor:
-    """Log-probabilities over the draft vocabulary behind the context and a drafted path, everything recomputed.
-
-    `model` is not the one that is drafted for: transformers hooks into what it asks for hidden states.
-    """
-    w, c = head.state_dict(), head.config
-    states = model(torch.tensor([context]), output_hidden_states=True, use_cache=False).hidden_states
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return normed(x, w[name], c.rms_norm_eps)
-
-    read = [states[layer + 1][0] for layer in LAYERS]
-    if getattr(c, "fc_norm", False):
-        read = [norm(one, f"fc_norm.{i}.weight") for i, one in enumerate(read)]
-    wide = torch.cat(read, -1)
-    if getattr(c, "norm_before_fc", False):
-        wide = norm(wide, "input_norm.weight")
-    features, tokens = list(wide[:-1] @ w["fc.weight"].T), list(context[1:])
-
-    def last_output() -> Tensor:
-        given = torch.stack(features)
-        hidden = norm(given, "midlayer.hidden_norm.weight")
-        read = torch.cat([norm(w["embed_tokens.weight"][tokens], "midlayer.input_layernorm.weight"), hidden], -1)
-        return plain_layer(w, "midlayer", c, read, hidden if c.norm_before_residual else given)[-1]
-
-    for token in path:
-        out = last_output()
-        features.append(norm(out, "norm.weight") if getattr(c, "norm_output", False) else out)
-        tokens.append(token)
-    return (norm(last_output(), "norm.weight") @ w["lm_head.weight"].T).log_softmax(-1)
-
-
 @pytest.mark.quick("True-('fc_norm', 'norm_output')", "False-('norm_before_fc', 'norm_output')")
 @pytest.mark.parametrize(("before", "norms"), CASES, ids=str)
 def test_every_law_is_that_of_a_head_without_a_cache(before, norms):
-    target = target_of()
+    target = deep_target()
     head = tiny_head3(target, norm_before_residual=before, **dict.fromkeys(norms, True))
+    told = {"norm_before_residual": before, "norm_output": "norm_output" in norms}
+    loops = Loops(head.state_dict(), [layer + 1 for layer in LAYERS], **told)
     witness = Witness(Eagle3Drafter(head, target, tokens=KNOWN, layers=LAYERS))
     steps = list(Decoder(target, witness, OptTree(40, 0.0, 3)).steps(prompt(9), 16))
     assert any(step.accepted for step in steps), "features of accepted tokens should be seen again"
-    model = target_of().model.model
     for context, path, law in witness.laws[:2] + witness.laws[-5:]:
-        assert (law - law_without_a_cache(head, model, context, path)).abs().max() < 1e-10
+        assert (law - loops.law(context, path)).abs().max() < 1e-10
 
 
 def test_sampled_children_come_from_the_draft_vocabulary_and_are_shown_as_whole_laws():
@@ -276,13 +244,13 @@ def spoilt(folder: Path, config: dict[str, Any] | None = None, **tensors: Tensor
         ({"norm_before_fc": True}, {}, "missing input_norm.weight"),
         ({"fc_norm": True}, {}, "missing fc_norm.0.weight; missing fc_norm.1.weight; missing fc"),
         ({"fc_norm": True, "norm_before_fc": True}, {}, "its config sets both fc_norm and norm_before_fc"),
-        ({"eagle_config": {"use_mtp_layernorm": True}}, {}, "its config sets eagle_config.use_mtp_layernorm to True"),
+        ({"use_mtp_layernorm": True}, {}, "its config sets use_mtp_layernorm to True, which nothing"),
         ({"num_hidden_layers": 2}, {}, "missing layers.1.self_attn.q_proj.weight; missing layers.1"),
         ({"num_hidden_layers": 0}, {}, "has a layer, this config has 0"),
         ({"draft_vocab_size": 9}, {}, f"draft_vocab_size is 9, d2t has {len(KNOWN)}"),
         ({}, {"d2t": None, "t2d": None}, f"draft_vocab_size is {len(KNOWN)}, d2t has none"),
         ({}, {"norm.weight": None, "x": torch.zeros(1)}, "missing norm.weight; unexpected x"),
-        ({}, {"fc.weight": torch.zeros(HIDDEN, 2)}, "fc.weight has 2 columns"),
+        ({}, {"fc.weight": torch.zeros(HIDDEN, 2)}, "fc.weight has 2 columns: no whole number of states that"),
         ({}, {"midlayer.hidden_norm.weight": torch.zeros(2)}, "midlayer.hidden_norm.weight is"),
         ({"target_hidden_size": 8}, {"fc.weight": torch.zeros(HIDDEN, 24)}, "the head reads features 8 wide"),
         ({"hidden_size": "wide"}, {}, "its config is not one of a Llama layer"),

@@ -5,10 +5,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from asking import begin, below, root_of
+from asking import begin, below, root_of, tiny_lm_drafter
 from methods.drafters.test_ngram import probs_of
 from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
-from tiny_models import prompt, tiny, tiny_drafter, tiny_head
+from tiny_models import prompt, tiny, tiny_head
 
 from opt_tree import Decoder, OptTree, Static, generate_batch
 from opt_tree.answers import LogProbs
@@ -188,7 +188,7 @@ class TestBothTrees:
 
     @pytest.mark.slow
     def test_the_text_is_plain_decodings_also_beside_others(self):
-        target, inner = CausalLM(tiny("llama")), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+        target, inner = CausalLM(tiny("llama")), tiny_lm_drafter()
         decoder = PRESETS["rasd"].make(target, inner)
         prompts = [prompt(8) * 3, prompt(5)]
         expected = [Decoder(target, None, Static.empty()).generate(one, 30).tokens for one in prompts]
@@ -279,7 +279,7 @@ def test_behind_the_model_s_last_position_the_table_goes_on(join, head, length):
         rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}  # another head drafts on
         model = EagleDrafter(tiny_head(target.model, max_position_embeddings=24, rope_parameters=rope), target)
     else:
-        model = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+        model = tiny_lm_drafter()
         model.max_context = 24
     decoder = Decoder(target, join(model, Fixed({7: 0.6, 8: 0.2})), OptTree(6, 0.0, 3))
     if join not in (Grafted, Rasd):
@@ -302,7 +302,7 @@ def test_behind_the_model_s_last_position_the_table_goes_on(join, head, length):
 @pytest.mark.slow
 def test_a_drafter_s_end_is_told_once_and_only_where_it_matters():
     target = CausalLM(tiny("llama"))
-    decoder = Decoder(target, CausalLMDrafter(CausalLM(tiny_drafter("llama"))), OptTree(6, 0.0, 3))
+    decoder = Decoder(target, tiny_lm_drafter(), OptTree(6, 0.0, 3))
     decoder.drafter.max_context = 24
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from methods.drafters.test_eagle import Witness
+from asking import Witness
 from safetensors.torch import load_file, save_file
 from texts import refused
 from tiny_models import ARCHITECTURES, WIDTH, WINDOW, build, padded_to, prompt
@@ -15,8 +15,6 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from opt_tree import Decoder, OptTree, Sampling, custom_generate, generate_batch, load_drafter
-from opt_tree.methods.controllers.scheduled import Scheduled
-from opt_tree.methods.drafters.heads import mtp
 from opt_tree.methods.drafters.heads.mtp import MtpDrafter
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.policies.static import Static
@@ -38,7 +36,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["full_attention", "sliding_attention"]},
     ),
 }
-CASES = [("deepseek_v3", 1), ("deepseek_v3", 3), ("glm4_moe", 1), ("glm4_moe", 2), ("mellum", 1)]
+CASES = [("deepseek_v3", 1), ("deepseek_v3", 3), ("glm4_moe", 1), ("mellum", 1)]
 CLOSE = 1e-5
 """Laws that are equal: these families choose their experts in float32, by sums whose order depends on the rows."""
 FLAT = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}
@@ -114,7 +112,7 @@ def pair_at(folder: str) -> tuple[CausalLM, MtpDrafter]:
 
 
 class Naive:
-    """transformers' own layers, all recomputed for every path. Below the last one it reads what it made itself."""
+    """transformers' own first layer, all recomputed for every path. Below the root it reads what it made itself."""
 
     def __init__(self, folder: str) -> None:
         self.model = model_at(folder)
@@ -122,29 +120,26 @@ class Naive:
 
     @torch.no_grad()
     def law(self, context: list[int], path: list[int]) -> Tensor:
-        states = self.model(torch.tensor([context]), output_hidden_states=True).hidden_states[-1][:, :-1]
-        tokens, rows, count = context[1:] + path, len(context) - 1, len(self.layers.layers)
-        read = states
-        for depth in range(len(path) + 1):
-            index = min(depth, count - 1)
-            read = states if depth < count else torch.cat([read, states[:, -1:]], 1)
-            some = tokens[index : index + read.shape[1]]
-            places = torch.arange(index + 1, index + 1 + read.shape[1])[None]
+        read = self.model(torch.tensor([context]), output_hidden_states=True).hidden_states[-1][:, :-1]
+        tokens = context[1:] + path
+        while True:
+            rows = read.shape[1]
             cache = MtpCache(config=self.model.config.get_mtp_config())
-            states = self.layers.forward_layer(index, read, places, cache, input_ids=torch.tensor([some]))
-        assert rows + max(len(path) + 1 - count, 0) == states.shape[1]
-        return self.model.lm_head(states[0, -1]).log_softmax(-1)
+            places, some = torch.arange(1, rows + 1)[None], torch.tensor([tokens[:rows]])
+            states = self.layers.forward_layer(0, read, places, cache, input_ids=some)
+            if rows == len(tokens):
+                return self.model.lm_head(states[0, -1]).log_softmax(-1)
+            read = torch.cat([read, states[:, -1:]], 1)
 
 
 PADDED = Buckets((1, 8, 16), (32, 64))
 
 
-@pytest.mark.quick("('glm4_moe', 2)-None")
+@pytest.mark.quick("('deepseek_v3', 3)-None")
 @pytest.mark.parametrize(
-    ("case", "buckets"), [(case, PADDED if case in (CASES[1], CASES[-1]) else None) for case in CASES], ids=str
+    ("case", "buckets"), [(case, PADDED if case in CASES[2:] else None) for case in CASES], ids=str
 )
 def test_every_law_is_that_of_transformers_layers(folders, case, buckets):
-    """Also below the last layer, and where committed tokens are run late: in a step that drafts one layer."""
     target, drafter = (padded_to(buckets, made) for made in pair_at(folders[case]))
     naive, witness = Naive(folders[case]), Witness(drafter)
     steps = list(Decoder(target, witness, OptTree(40, 0.0, 5)).steps(prompt(9), 16))
@@ -156,8 +151,8 @@ def test_every_law_is_that_of_transformers_layers(folders, case, buckets):
 
 
 @pytest.mark.slow
-def test_a_chain_is_what_transformers_drafts(folders):
-    """The tokens and logits of `MtpModel.forward`, greedy, behind a prompt."""
+def test_the_first_token_is_what_transformers_drafts(folders):
+    """The token and logits of `MtpModel.forward`, greedy, behind a prompt; of several layers one is used, and named."""
     folder = folders["deepseek_v3", 3]
     target, drafter = pair_at(folder)
     naive, context = Naive(folder), prompt(12)
@@ -171,10 +166,10 @@ def test_a_chain_is_what_transformers_drafts(folders):
             MtpCache(config=naive.model.config.get_mtp_config()),
         )
     witness = Witness(drafter)
-    step = next(Decoder(target, witness, Static.chain(3)).steps(context, 8))
-    assert step.tree.tokens[1:].tolist() == tokens[0].tolist()
-    for (_, _, law), expected in zip(witness.laws, logits[0], strict=True):
-        assert (law - expected.log_softmax(-1)).abs().max() < CLOSE
+    step = next(Decoder(target, witness, Static.chain(1)).steps(context, 8))
+    assert step.tree.tokens[1] == tokens[0, 0]
+    assert (witness.laws[0][2] - logits[0, 0].log_softmax(-1)).abs().max() < CLOSE
+    assert drafter.describe().startswith("first of 3 MTP layers of the target, ")
 
 
 @pytest.mark.quick("('mellum', 1)")
@@ -192,23 +187,8 @@ def test_text_is_the_target_s_own(folders, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [("deepseek_v3", 3), ("mellum", 1)], ids=str)
-def test_a_layer_that_is_asked_late_has_missed_nothing(folders, case, monkeypatch):
-    """Steps of one layer leave the deeper ones behind, by more rows than are run beside nodes."""
-    monkeypatch.setattr(mtp, "_AT_ONCE", 8)
-    target, drafter = pair_at(folders[case])
-    naive, witness = Naive(folders[case]), Witness(drafter)
-    decoder = Decoder(target, witness, Scheduled([OptTree(4, 0.0, 1)] * 15 + [OptTree(12, 0.0, 4)] * 30))
-    plain = Decoder(CausalLM(model_at(folders[case])), None, Static.empty())
-    assert decoder.generate(prompt(20), 40).tokens == plain.generate(prompt(20), 40).tokens
-    for context, path, law in witness.laws[-60::15]:
-        assert (law - naive.law(context, path)).abs().max() < CLOSE
-    assert max(len(path) for _, path, _ in witness.laws) == 3
-
-
-@pytest.mark.slow
 def test_draws_reuse_and_prompts_side_by_side(folders):
-    for case in (("deepseek_v3", 1), ("glm4_moe", 2)):
+    for case in (("deepseek_v3", 3), ("glm4_moe", 1)):
         target, drafter = pair_at(folders[case])
         plain = Decoder(CausalLM(model_at(folders[case])), None, Static.empty())
         drawn = Decoder(target, drafter, Sampled.kary(2, 3), multi_round)

@@ -4,56 +4,34 @@ import json
 
 import pytest
 import torch
+from asking import recorded, tiny_target
 from safetensors.torch import save_file
 from texts import refused
-from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny
+from tiny_models import HIDDEN, VOCAB, drawn, prompt, tiny
 
 from opt_tree import CheckpointError, Decoder, OptTree, load_drafter
 from opt_tree.methods.drafters.heads.one_pass import MedusaDrafter, MedusaHeads
-from opt_tree.models.causal_lm import CausalLM
 
 POLICY = OptTree(nodes=9, threshold=0.0, max_depth=6)
 
 
-def target_of(**changes):
-    config = ARCHITECTURES["llama"]()
-    for name, value in changes.items():
-        setattr(config, name, value)
-    return CausalLM(build(config))
-
-
-def noisy(module, seed=5):
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        for weight in module.parameters():
-            torch.nn.init.normal_(weight, std=0.1)
-    return module.double().eval().requires_grad_(False)
-
-
 def medusa(target, own_output=True, layers=1):
-    return MedusaDrafter(noisy(MedusaHeads(target.hidden, target.vocab, 3, layers, own_output)), target)
+    return MedusaDrafter(drawn(MedusaHeads(target.hidden, target.vocab, 3, layers, own_output)), target)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_medusa_s_heads_read_the_feature_that_chose_the_root(layers, monkeypatch):
     """Head i speaks of the token i + 2 behind the feature: i + 1 behind the root."""
-    target = target_of()
+    target = tiny_target()
     drafter = medusa(target, layers=layers)
-    root, seen = drafter.root, []
-
-    def asked(context):
-        answer = root(context)
-        seen.append((list(context), drafter.answers.values.clone()))
-        return answer
-
-    monkeypatch.setattr(drafter, "root", asked)
+    found = recorded(drafter, monkeypatch)
     for _ in Decoder(target, drafter, POLICY).steps(prompt(6), 12):
         pass
-    assert len(seen) > 3
-    for context, laws in seen:
+    assert len(found) > 3
+    for context, laws in found.items():
         with torch.no_grad():
             states = tiny("llama").base_model(torch.tensor([context[:-1]]), use_cache=False).last_hidden_state[0, -1]
-            for law, head in zip(laws, drafter.heads.heads, strict=True):
+            for law, head in zip(laws.log_softmax(-1), drafter.heads.heads, strict=True):
                 x = states
                 for block in head[:-1]:
                     x = x + torch.nn.functional.silu(block.linear(x))
@@ -61,7 +39,7 @@ def test_medusa_s_heads_read_the_feature_that_chose_the_root(layers, monkeypatch
 
 
 def test_nothing_is_known_beyond_the_last_head():
-    target = target_of()
+    target = tiny_target()
     for step in Decoder(target, medusa(target), OptTree(30, 0.0, 9)).steps(prompt(6), 8):
         assert step.tree.depths.max() <= 3
 
@@ -84,7 +62,7 @@ class TestFiles:
         [("", "medusa_lm_head.pt"), ("", "medusa_lm_head.safetensors"), ("medusa_head.", "model.safetensors")],
     )
     def test_published_medusa_heads_draft(self, tmp_path, prefix, file):
-        target = target_of()
+        target = tiny_target()
         ours = medusa(target)
         assert set(ours.heads.heads.state_dict()) == {
             f"{head}.{name}" for head in range(3) for name in ("0.linear.weight", "0.linear.bias", "1.weight")
@@ -94,7 +72,7 @@ class TestFiles:
             assert theirs.dtype == torch.float64 and torch.allclose(ours_, theirs, atol=1e-7)
 
     def test_heads_of_another_target_and_torn_ones(self, tmp_path):
-        target = target_of()
+        target = tiny_target()
         spec = self.publish(tmp_path, MedusaHeads(HIDDEN, VOCAB + 3, 3))
         with pytest.raises(
             CheckpointError, match=r"no Medusa heads for .*: 0.1.weight is \(64, 32\), expected \(61, 32\)"
@@ -110,4 +88,4 @@ class TestFiles:
     def test_a_config_that_is_none(self, tmp_path, config):
         spec = self.publish(tmp_path, MedusaHeads(HIDDEN, VOCAB, 3))
         (tmp_path / "config.json").write_text(config)
-        refused(spec, target_of(), "is not the config of Medusa heads")
+        refused(spec, tiny_target(), "is not the config of Medusa heads")

@@ -1,9 +1,9 @@
 """A draft model that reads the end of a long prompt: what it is shown, what that costs, what is refused."""
 
 import pytest
-from asking import begin, root_of
+from asking import begin, root_of, tiny_lm_drafter
 from texts import refused
-from tiny_models import VOCAB, prompt, save_pair, tiny, tiny_drafter, tiny_head
+from tiny_models import prompt, save_pair, tiny, tiny_head
 
 from opt_tree import Decoder, OptTree, load_drafter
 from opt_tree.draft_model import CausalLMDrafter
@@ -17,10 +17,6 @@ POLICY = OptTree(nodes=6, threshold=0.0, max_depth=3)
 READ = 12
 
 
-def small():
-    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
-
-
 def decoder_of(drafter):
     return Decoder(CausalLM(tiny("llama")), drafter, POLICY)
 
@@ -31,7 +27,7 @@ def shown(text):
 
 @pytest.mark.parametrize("length", [3, READ, READ + 1, 40])
 def test_it_says_what_its_drafter_says_of_a_shorter_text(length):
-    whole, recent = small(), Recent(small(), READ)
+    whole, recent = tiny_lm_drafter(), Recent(tiny_lm_drafter(), READ)
     text = prompt(length)
     short = shown(text) if length > READ else text
     begin(recent, text)
@@ -44,21 +40,21 @@ def test_it_says_what_its_drafter_says_of_a_shorter_text(length):
 
 def test_the_text_is_the_target_s_and_the_prompt_is_cheap():
     text, own = prompt(60), plain(CausalLM(tiny("llama")))
-    made = {one: decoder_of(one).generate(text, 12) for one in (small(), Recent(small(), READ))}
+    made = {one: decoder_of(one).generate(text, 12) for one in (tiny_lm_drafter(), Recent(tiny_lm_drafter(), READ))}
     whole, recent = made.values()
     assert recent.tokens == whole.tokens == own.generate(text, 12).tokens
     assert whole.steps[0].draft_tokens - recent.steps[0].draft_tokens == len(text) - READ
 
 
 def test_a_text_that_goes_on_is_read_on_unless_much_of_it_is_new():
-    drafter, text, read = Recent(small(), READ), prompt(60), []
+    drafter, text, read = Recent(tiny_lm_drafter(), READ), prompt(60), []
     for more in ([], prompt(5, seed=1), prompt(30, seed=2), prompt(2, seed=3)):
         text, kept, before = text + more, len(text) if more else 0, drafter.work.tokens
         begin(drafter, text, kept=kept)
         answer = root_of(drafter, text)
         read.append(drafter.work.tokens - before)
     assert read == [READ, 5, READ - FIRST, 2]
-    other = small()
+    other = tiny_lm_drafter()
     begin(other, shown(text[:-2]) + text[-2:])
     assert answer.values.allclose(root_of(other, shown(text[:-2]) + text[-2:]).values, atol=1e-12)
     begin(drafter, text)
@@ -69,7 +65,7 @@ def test_a_text_that_goes_on_is_read_on_unless_much_of_it_is_new():
 
 @pytest.mark.parametrize("length", [FIRST + 1, READ, 55, 62])
 def test_a_shorter_text_that_begins_alike_is_shown_anew(length):
-    drafter, other, text = Recent(small(), READ), small(), prompt(70)
+    drafter, other, text = Recent(tiny_lm_drafter(), READ), tiny_lm_drafter(), prompt(70)
     begin(drafter, text)
     root_of(drafter, text)
     begin(drafter, text[:length], kept=FIRST)
@@ -81,7 +77,7 @@ def test_a_shorter_text_that_begins_alike_is_shown_anew(length):
 
 
 def test_a_conversation_is_the_same_with_its_rows_kept():
-    decoder, anew = decoder_of(Recent(small(), READ)), plain(CausalLM(tiny("llama")))
+    decoder, anew = decoder_of(Recent(tiny_lm_drafter(), READ)), plain(CausalLM(tiny("llama")))
     text = prompt(40)
     for seed in (1, 2):
         answer = decoder.generate(text, 8, reuse=True)
@@ -91,7 +87,7 @@ def test_a_conversation_is_the_same_with_its_rows_kept():
 
 
 def test_it_drafts_behind_the_draft_model_s_own_end():
-    drafter = small()
+    drafter = tiny_lm_drafter()
     drafter.max_context = 30
     text = prompt(60)
     assert not any(step.tree.nodes for step in decoder_of(drafter).generate(text, 6).steps)
@@ -101,7 +97,7 @@ def test_it_drafts_behind_the_draft_model_s_own_end():
 
 
 def test_its_calibration_is_its_drafter_s():
-    recent = Recent(small(), READ).calibrated(0.5)
+    recent = Recent(tiny_lm_drafter(), READ).calibrated(0.5)
     assert recent.drafter.temperature == 0.5 and recent.settings["sharpening"] == 0.5
     assert "temperature 0.50" in recent.describe() and f"reading {READ} tokens" in recent.describe()
 

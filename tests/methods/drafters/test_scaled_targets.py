@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from asking import begin, root_of
+from asking import Witness, begin, root_of
 from methods.drafters.test_blocks import block_of, dspark_of
-from methods.drafters.test_eagle import Witness
 from methods.drafters.test_eagle3 import tiny_head3
 from methods.drafters.test_early_exit import exit_of
 from methods.drafters.test_parallel_spec import head_of

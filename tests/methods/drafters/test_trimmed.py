@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from asking import begin, root_of
+from asking import begin, root_of, tiny_lm_drafter
 from safetensors.torch import load_file, save_file
 from texts import refused
 from tiny_models import VOCAB, prompt, publish, save_pair, tiny, tiny_drafter, tiny_head
 
 from evaluation.run.baselines import assistant_of
 from opt_tree import Decoder, OptTree, Static, load_drafter, load_pair
-from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, read_vocabulary
 from opt_tree.methods.drafters.registry import folders_of
 from opt_tree.methods.drafters.small_models.loading import NOTE, trimmed_model
@@ -35,7 +34,7 @@ def drafter(tokens=TOKENS):
 
 
 def test_scores_are_the_columns_of_the_whole_model_s():
-    whole, trimmed, text = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB), drafter(TOKENS.flip(0)), prompt(9)
+    whole, trimmed, text = tiny_lm_drafter(), drafter(TOKENS.flip(0)), prompt(9)
     for one in (whole, trimmed):
         begin(one, text, None)
     scores = root_of(trimmed, text)

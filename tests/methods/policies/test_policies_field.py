@@ -23,7 +23,7 @@ from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.greedy_static import greedy_static_tree
 from opt_tree.methods.policies.jetspec import JetSpecTree
-from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.sequoia import sequoia_tree
 from opt_tree.methods.policies.talon import Talon
 from opt_tree.methods.policies.threshold_chain import ThresholdChain
 
@@ -183,9 +183,9 @@ def all_shapes(budget: int, depth: int, ranks: int) -> tuple[frozenset[Branch], 
 def test_sequoia_has_the_largest_value_of_all_trees(by_rank, by_depth, nodes, depth) -> None:
     """By rank alone, or by depth, too. Rising rates included: the second child may be likelier, and needs the first."""
     rates = AcceptanceRates(by_rank, by_depth)
-    tree = SequoiaTree(rates if by_depth else by_rank, nodes, depth)
+    tree = sequoia_tree(rates, nodes, depth)
     best = max(rates.expected_accepted(shape) for shape in all_shapes(nodes, depth, 3))
-    assert tree.value == pytest.approx(1 + best, abs=1e-12)
+    assert rates.expected_accepted(tree.paths) == pytest.approx(best, abs=1e-12)
     assert len(tree.paths) <= nodes and tree.max_depth <= depth
     assert all((*path[:-1], path[-1] - 1) in tree.paths for path in tree.paths if path[-1])
 
@@ -228,7 +228,7 @@ def test_greedy_tree_without_a_depth_uses_the_whole_budget() -> None:
 @given(seeds, st.integers(1, 12), st.integers(1, 4))
 def test_sequoia_draws_its_shape(siblings: type, seed: int, nodes: int, depth: int) -> None:
     """Of sampled siblings the rank is the place in the order of the draws; which tokens come out changes no shape."""
-    policy = SequoiaTree((0.5, 0.25, 0.125), nodes, depth, siblings)
+    policy = sequoia_tree(AcceptanceRates((0.5, 0.25, 0.125)), nodes, depth, siblings)
     tree = draft(TableDrafter(hashed_laws(seed, 5)), policy, CONTEXT, DEEP, random=Random(seed))
     paths: list[Branch] = [()]
     for row in range(1, len(tree)):
@@ -264,7 +264,7 @@ def test_docstring_examples_run(module: object) -> None:
 
 
 def test_sequoia_of_rates_that_are_all_zero_is_the_empty_tree() -> None:
-    policy = SequoiaTree((0.0, 0.0), 5, 3)
-    assert policy.paths == () and policy.value == 1 and isinstance(policy.children, TopK)
+    policy = sequoia_tree(AcceptanceRates((0.0, 0.0)), 5, 3)
+    assert policy.paths == () and isinstance(policy.children, TopK)
     target = TableTarget(hashed_laws(0, 12), 12)
     assert Decoder(target, None, policy).generate(CONTEXT, 4).accept_lengths == [1] * 4

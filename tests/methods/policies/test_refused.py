@@ -14,7 +14,6 @@ from opt_tree.methods.controllers.beta_length import BetaLength
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength
 from opt_tree.methods.policies.acceptance_rates import HALVING, AcceptanceRates
 from opt_tree.methods.policies.costs import Costs
-from opt_tree.methods.policies.delayed import Delayed
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.eagle2 import Eagle2
@@ -23,7 +22,7 @@ from opt_tree.methods.policies.jetspec import JetSpecTree
 from opt_tree.methods.policies.priced import Priced
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
-from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.sequoia import sequoia_tree
 from opt_tree.methods.policies.talon import Talon
 from opt_tree.methods.policies.threshold_chain import ThresholdChain
 
@@ -57,10 +56,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: ThresholdChain(4, 0.5, 5), "least must lie in 0..nodes, got 5 of 4"),
     (lambda: ThresholdChain(4, 1.5), "threshold must be a probability, got 1.5"),
     (lambda: ThresholdChain(nodes=HUGE), TOO_MUCH),
-    (lambda: SequoiaTree((0.5, 1.5)), "1.5"),
-    (lambda: SequoiaTree(()), "empty"),
-    (lambda: SequoiaTree((0.5,), depth=0), "0"),
-    (lambda: SequoiaTree(HALVING, depth=HUGE), TOO_MUCH),
+    (lambda: AcceptanceRates((0.5, 1.5)), "1.5"),
+    (lambda: AcceptanceRates(()), "empty"),
+    (lambda: sequoia_tree(HALVING, nodes=0), "0"),
+    (lambda: sequoia_tree(HALVING, depth=0), "0"),
+    (lambda: sequoia_tree(HALVING, depth=HUGE), TOO_MUCH),
     (lambda: greedy_static_tree(AcceptanceRates((0.5,)), 0), "0"),
     (lambda: greedy_static_tree(AcceptanceRates((0.5,)), 3, depth=0), "0"),
     (lambda: AcceptanceRates((0.5,), ((math.nan,),)), "nan"),
@@ -78,10 +78,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Sampled.chain(HUGE), TOO_MUCH),
     (lambda: Sampled.chains(2, HUGE), TOO_MUCH),
     (lambda: Sampled.kary(HUGE, 1), TOO_MUCH),
-    (lambda: Delayed(0, 2, 0), ""),
-    (lambda: Delayed(1, 0, 1), ""),
-    (lambda: Delayed(-1, 2, 3), ""),
-    (lambda: Delayed(length=HUGE), TOO_MUCH),
+    (lambda: Sampled.delayed(0, 2, 0), ""),
+    (lambda: Sampled.delayed(1, 0, 1), "branches must be at least 1, got 0"),
+    (lambda: Sampled.delayed(-1, 2, 3), "trunk must be at least 0, got -1"),
+    (lambda: Sampled.delayed(1, 2, -1), "length must be at least 0, got -1"),
+    (lambda: Sampled.delayed(length=HUGE), TOO_MUCH),
     (lambda: DySpec(nodes=0), ""),
     (lambda: DySpec(threshold=1.0), ""),
     (lambda: DySpec(max_depth=HUGE), TOO_MUCH),

@@ -42,7 +42,7 @@ from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.greedy_static import greedy_static_tree
-from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.sequoia import sequoia_tree
 from opt_tree.methods.policies.talon import Talon
 from opt_tree.methods.policies.threshold_chain import ThresholdChain
 
@@ -59,7 +59,7 @@ PAIRS: dict[str, tuple[TreePolicy, Verifier]] = {
     "eagle2": (Eagle2(2, 1, 5), match),
     "dynamic depth": (DynamicDepth(2, 2, 5, np.log(0.8), (1, 2)), match),
     "talon": (Talon(0.4, 5, 2), match),
-    "sequoia": (SequoiaTree((0.5, 0.3, 0.1), 5, 3), match),
+    "sequoia": (sequoia_tree(AcceptanceRates((0.5, 0.3, 0.1)), 5, 3), match),
     "greedy static": (greedy_static_tree(AcceptanceRates((0.3, 0.6)), 5, 2), match),
     "threshold": (ThresholdChain(4, 0.3), match),
 }

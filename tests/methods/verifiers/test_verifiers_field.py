@@ -15,10 +15,12 @@ import torch
 from asking import begin, draft
 from enumeration import LAWS as PLAIN_LAWS
 from enumeration import (
+    LOSSLESS,
     VOCAB,
     Text,
     drawn_trees,
     emitted_law,
+    exact_for,
     law_of,
     scored,
     solved_once,
@@ -49,16 +51,15 @@ from opt_tree import (
     prove,
 )
 from opt_tree.answers import LogProbs, probs_of
-from opt_tree.children import Children
 from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.drawn import proposal
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
-from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
-from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.sequoia import sequoia_tree
 from opt_tree.methods.verifiers import importance_weighted
 from opt_tree.methods.verifiers.block_verification import block
 from opt_tree.methods.verifiers.importance_weighted import khisti, tournament
@@ -67,7 +68,6 @@ from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.multipath_block_verification import chosen_from, multipath_block
 from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.methods.verifiers.recursive_rejection import without, without_replacement
-from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.methods.verifiers.rheo_sampling import rheo
 from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.methods.verifiers.typical_acceptance import typical
@@ -77,20 +77,17 @@ from opt_tree.tools.enumeration import continued, distance
 from opt_tree.verify import Branching, check
 
 CONTEXT = (0,)
-JUDGES = [method.make for method in VERIFIERS.values()]
-LOSSLESS = [judge for judge in JUDGES if not judge.lossy]
-OF_DRAWS = [judge for judge in LOSSLESS if judge is not greedy]
 
 POLICIES: dict[str, TreePolicy] = {
     "chain": Sampled.chain(3),
     "parallel chains": Sampled.chains(2, 2),
     "three siblings": Sampled.kary(3, 1),
-    "delayed": Delayed(trunk=1, branches=2, length=1),
+    "delayed": Sampled.delayed(trunk=1, branches=2, length=1),
     "uneven": Static(((0,), (1,), (0, 0), (0, 1)), IID),
     "binary, distinct": Sampled.kary(2, 2, replacement=False),
     "all, distinct": Sampled.kary(3, 1, replacement=False),
     "chain, distinct": Sampled((1, 1), replacement=False),
-    "sequoia": SequoiaTree((0.6, 0.3), nodes=3, depth=3, siblings=WithoutReplacement),
+    "sequoia": sequoia_tree(AcceptanceRates((0.6, 0.3)), nodes=3, depth=3, siblings=WithoutReplacement),
     "dyspec": DySpec(nodes=3, max_depth=3),
     "dyspec, threshold": DySpec(nodes=4, threshold=0.3, max_depth=2),
     "rheo": Rheo(nodes=3, threshold=0.0, max_depth=3),
@@ -102,7 +99,7 @@ LARGE: dict[str, TreePolicy] = {
     "binary": Sampled.kary(2, 2),
     "three chains": Sampled.chains(3, 2),
     "long chains": Sampled.chains(2, 3),
-    "long delayed": Delayed(trunk=1, branches=2, length=2),
+    "long delayed": Sampled.delayed(trunk=1, branches=2, length=2),
     "deep, distinct": Sampled((2, 2, 1), replacement=False),
 }
 
@@ -123,14 +120,6 @@ DENSE = ("binary, distinct", "dyspec", "dyspec, threshold", "parallel chains", "
 QUICK = [
     f"{policy}-{laws}" for policy, laws in CASES if laws not in ("random", "equal", "zeros" if policy in DENSE else "")
 ]
-
-
-def allowed(verifier: Verifier, children: Children) -> bool:
-    try:
-        check(verifier, children)
-    except TypeError:
-        return False
-    return True
 
 
 @functools.cache
@@ -203,8 +192,8 @@ def pairs_of(policy: str, laws: str) -> list[Verifier]:
     children = (POLICIES | LARGE)[policy].children
     return [
         verifier
-        for verifier in OF_DRAWS
-        if allowed(verifier, children) and (verifier is not match or draws_of(policy, laws) < 10_000)
+        for verifier in LOSSLESS
+        if exact_for(verifier, children) and (verifier is not match or draws_of(policy, laws) < 10_000)
     ]
 
 
@@ -235,7 +224,7 @@ def test_at_temperature_0_every_tree_gives_the_argmax(policy: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "verifier"),
     [
-        (Delayed(1, 2, 1), multi_round),
+        (Sampled.delayed(1, 2, 1), multi_round),
         (DySpec(nodes=2, max_depth=2), without_replacement),
         (Rheo(nodes=2, threshold=0.0, max_depth=2), rheo),
         (Sampled.chain(2), block),
@@ -257,7 +246,7 @@ def test_the_loop_emits_the_processed_targets_law(policy: TreePolicy, verifier: 
 
 BRANCHING: dict[str, tuple[Branching, bool]] = {  # and whether it is exact for independent draws
     verifier.__name__: (verifier.branching, IID in verifier.valid_for)
-    for verifier in OF_DRAWS
+    for verifier in LOSSLESS
     if verifier.branching is not None
 }
 SHAPES = st.sampled_from([(2, 1), (2, 3), (4, 2), (3, 3), (6, 2)])
@@ -282,15 +271,10 @@ def children_of(draft: np.ndarray, k: int, replacement: bool) -> Iterator[tuple[
             yield (token, *rest), probability * draft[token] / draft.sum()
 
 
-@pytest.mark.parametrize("name", BRANCHING)
-@settings(max_examples=25)
-@given(st.integers(0, 10_000), SHAPES)
-def test_a_branching_law_has_the_target_as_its_mean(name: str, seed: int, shape: tuple[int, int]) -> None:
+def assert_the_mean_is_the_target(name: str, target: np.ndarray, draft: np.ndarray, k: int) -> None:
+    """Over every list of `k` children a branching emits a law, and their mean is the target."""
     branching, replacement = BRANCHING[name]
-    vocab, k = shape
-    rng = np.random.default_rng(seed)
-    target, draft = random_law(rng, vocab), random_law(rng, vocab)
-    mean = np.zeros(vocab)
+    mean = np.zeros(len(target))
     with unchecked():
         for children, probability in children_of(draft, k, replacement):
             emitted = branching(target, draft, np.array(children))
@@ -300,21 +284,23 @@ def test_a_branching_law_has_the_target_as_its_mean(name: str, seed: int, shape:
 
 
 @pytest.mark.parametrize("name", BRANCHING)
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), SHAPES)
+def test_a_branching_law_has_the_target_as_its_mean(name: str, seed: int, shape: tuple[int, int]) -> None:
+    vocab, k = shape
+    rng = np.random.default_rng(seed)
+    assert_the_mean_is_the_target(name, random_law(rng, vocab), random_law(rng, vocab), k)
+
+
+@pytest.mark.parametrize("name", BRANCHING)
 @given(st.integers(0, 10_000))
 @settings(max_examples=15)
 def test_tokens_that_are_hardly_ever_drawn_are_judged_exactly_too(name: str, seed: int) -> None:
     """Probabilities down to 1e-30, every list of children, equal ones too: no 0/0, and the target is the mean."""
-    branching, replacement = BRANCHING[name]
     rng = np.random.default_rng(seed)
     target, draft = (10.0 ** -rng.uniform(0, 30, 4) for _ in range(2))
-    target, draft = target / target.sum(), draft / draft.sum()
-    mean = np.zeros(4)
-    with unchecked(), np.errstate(divide="raise", invalid="raise"):
-        for children, probability in children_of(draft, 3, replacement):
-            emitted = branching(target, draft, np.array(children))
-            assert (emitted >= 0).all() and emitted.sum() == pytest.approx(1, abs=1e-12)
-            mean += probability * emitted
-    assert mean == pytest.approx(target, abs=1e-12)
+    with np.errstate(divide="raise", invalid="raise"):
+        assert_the_mean_is_the_target(name, target / target.sum(), draft / draft.sum(), 3)
 
 
 @given(st.integers(0, 10_000))
@@ -542,8 +528,8 @@ def test_equal_ratios_have_to_be_ordered_as_they_are_chosen() -> None:
     assert case is not None and case.error > 0.01
 
 
-NO_CHAINS = [Sampled.chains(2, 2), Sampled.kary(2, 2, False), DySpec(3), Delayed(1, 2, 1)]
-UNEVEN = [POLICIES["uneven"], SequoiaTree((0.6, 0.3), 3, 3, IID)]
+NO_CHAINS = [Sampled.chains(2, 2), Sampled.kary(2, 2, False), DySpec(3), Sampled.delayed(1, 2, 1)]
+UNEVEN = [POLICIES["uneven"], sequoia_tree(AcceptanceRates((0.6, 0.3)), 3, 3, IID)]
 
 
 @pytest.mark.parametrize(
@@ -560,7 +546,7 @@ def test_shapes_that_a_verifier_does_not_judge_are_refused(verifier: Verifier, p
 
 
 def test_block_verification_takes_every_chain_and_no_tree_with_branches() -> None:
-    for policy in (Sampled.chain(3), Delayed(2, 1, 1), Sampled((1, 1), False)):
+    for policy in (Sampled.chain(3), Sampled.delayed(2, 1, 1), Sampled((1, 1), False)):
         check(block, policy.children)
     tree, _, scores = trees_of("binary, distinct", "by hand")[0]
     with pytest.raises(ValueError, match="block verification is for chains"):
@@ -621,15 +607,12 @@ def test_a_drafter_may_lack_tokens(verifier: Verifier) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_laws_are_reproduced_exactly(name: str, dtype: torch.dtype) -> None:
     """Their residuals are taken in float64: no law is renormalised in the precision it came in."""
-    branching, replacement = BRANCHING[name]
     rows = (torch.randn(2, 5, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
     tree = Tree(np.array([0]), np.array([-1]), np.zeros(1), np.zeros(1, dtype=np.int64))
     target = probs_of(T1.process(rows[:1], tree, [0]))[0].numpy()
+    assert target == pytest.approx(rows[0].double().softmax(-1).numpy(), abs=1e-12)
     draft = probs_of(proposal(rows[1:].float().log_softmax(-1), T1))[0].numpy()
-    mean = np.zeros(5)
-    for children, probability in children_of(draft, 2, replacement):
-        mean += probability * branching(target, draft, np.array(children))
-    assert mean == pytest.approx(rows[0].double().softmax(-1).numpy(), abs=1e-12)
+    assert_the_mean_is_the_target(name, target, draft, 2)
 
 
 # ---- trees of sampled children
@@ -674,13 +657,13 @@ def test_with_models_the_laws_are_those_of_the_drafters_own_text(policy: TreePol
         (Sampled.chains(3, 2), [3, 3]),
         (Sampled.kary(2, 3), [2, 4, 8]),
         (Sampled.kary(2, 2, replacement=False), [2, 4]),
-        (Delayed(trunk=2, branches=3, length=2), [1, 1, 3, 3]),
-        (Delayed(trunk=0, branches=2, length=1), [2]),
-        (Delayed(trunk=2, branches=3, length=0), [1, 1]),
+        (Sampled.delayed(trunk=2, branches=3, length=2), [1, 1, 3, 3]),
+        (Sampled.delayed(trunk=0, branches=2, length=1), [2]),
+        (Sampled.delayed(trunk=2, branches=3, length=0), [1, 1]),
     ],
     ids=str,
 )
-def test_shapes(policy: Sampled | Delayed, widths: list[int]) -> None:
+def test_shapes(policy: Sampled, widths: list[int]) -> None:
     tree = draft(TableDrafter(hashed_laws(2, 9)), policy, list(CONTEXT), 9, T1, Random())
     assert np.bincount(tree.depths).tolist() == [1, *widths]
     assert policy.nodes == tree.nodes == sum(widths) and policy.max_depth == len(widths)

@@ -1,192 +1,128 @@
-"""Native multi-token prediction: layers that a target was trained with draft for it (arXiv:2412.19437, section 2.2).
+"""Native multi-token prediction: a layer that a target was trained with drafts for it (arXiv:2412.19437, section 2.2).
 
-Owns the drafter; the layers are in `mtp_layers.py`. Layer i reads a token beside what layer i - 1 made of the token
-before it, layer 0 beside the target's last hidden state. The target's own output layer scores what comes out.
+Owns the layer in the shape of a head, how it is read from the target's checkpoint, and the drafter around it.
 """
 
-from collections.abc import Generator
+import copy
 from typing import Any
 
-import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
-from opt_tree.answers import LogProbs
-from opt_tree.drafter import Asked
-from opt_tree.methods.drafters.around import SeveralForwards
-from opt_tree.methods.drafters.heads.eagle import LAST, EagleDrafter
+from opt_tree.backend import cache_argument
+from opt_tree.errors import one_line
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.heads.eagle_head import HeadedEagle
-from opt_tree.methods.drafters.heads.mtp_layers import MtpLayer, read_layers
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
+from opt_tree.models.capabilities import unwrapped
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.models.checkpoints import refused
+from opt_tree.models.checkpoints import CheckpointError, check_finite, refused
 from opt_tree.models.output_scaling import scaling_of
-from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
-from opt_tree.step import Outcome
-from opt_tree.target import Forward, Output
-from opt_tree.tree import send
-
-Asking = Generator[Forward, Output, Output]
-_AT_ONCE = 64
-"""Committed rows that a layer runs beside drafted ones; more of them run before."""
 
 
-class _Deeper:
-    """A layer behind the first one, from step to step."""
+class MtpLayer(nn.Module):
+    """The first layer of a transformers `MtpModel`, in the shape of a head: tokens and features in, features out.
 
-    def __init__(self, head: HeadedEagle, below: "_Deeper | None") -> None:
-        self.lm = CausalLM(head, probe=False)
-        self.lm.watch((LAST,))
-        self.below = below
-        """The layer that reads what this one makes."""
-        self.ready: Tensor = torch.zeros(0)
-        """What the layer above made of committed tokens whose successors are not in this cache; of the root last."""
-        self.fresh = 0
-        """How many pending rows are committed tokens; those of nodes are behind them."""
-        self.made: Tensor = torch.zeros(0)
-        """What it made by draft row: 0 the root, k the k-th node expanded."""
+    It reads the embedding of a token beside the target's last hidden state of the token before it: `eh_proj` of both,
+    normed, then a decoder layer of the target's kind and a norm. A token's position is its own here, one behind that of
+    the feature.
+    """
 
-    def take(self, states: Float[Tensor, "rows hidden"]) -> None:
-        """Take what the layer above made of the next committed tokens; copied, as it lives until the next forward."""
-        self.ready = torch.cat([self.ready.to(states), states])
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.layer = model.layers[0]
+        self.config = copy.copy(model.config)
+        self.config.num_hidden_layers = 1
+        self._turns = {}
+        if kinds := getattr(model.config, "layer_types", None):
+            self.config.layer_types = kinds[:1]
+            self._turns = {"layer_type": kinds[0]} if model.has_per_layer_rope else {}
+        # In a list, so that the target's modules do not become submodules (they are not ours to move or to save).
+        self._shared = [model.embed_tokens, model.rotary_emb]
 
-    def run(self, text: list[int], nodes: Frontier, above: Float[Tensor, "rows hidden"]) -> Asking:
-        """Run the committed tokens that are missing, and all nodes of this step, which read rows of `above`."""
-        left = yield from self._catch_up(text)
-        inputs = torch.cat([self.ready[:left], above])
-        output = yield self._forward(text[len(text) - left :], nodes, inputs)
-        states = output.features[LAST]
-        root = states[left - 1 : left] if left else states.new_zeros(1, states.shape[1])
-        self.made = torch.cat([root, states[left:]])
-        self._made_of_text(states[:left])
-        self.fresh = left
-        return output
+    @property
+    def embed_tokens(self) -> nn.Module:
+        """The target's."""
+        return self._shared[0]
 
-    def run_on(self, nodes: Frontier) -> Asking:
-        """Run more nodes, which read what this layer made of their parents."""
-        output = yield self._forward([], nodes, self.made)
-        self.made = torch.cat([self.made, output.features[LAST]])
-        return output
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch rows"],
+        features: Float[Tensor, "batch rows hidden"],
+        position_ids: Int[Tensor, "batch rows"],
+        attention_mask: Tensor | None = None,
+        cache: object | None = None,
+    ) -> tuple[Float[Tensor, "batch rows hidden"]]:
+        """Return estimates of the features of the tokens, a row each; `features` are those of the tokens before."""
+        embed, rotary = self._shared
+        embedded, positions = embed(input_ids), position_ids + 1
+        hidden = self.layer(
+            embedded,
+            features.to(embedded.dtype),
+            position_embeddings=rotary(embedded, position_ids=positions, **self._turns),
+            attention_mask=attention_mask,
+            position_ids=positions,
+            **{cache_argument(type(self.layer)): cache},
+        )
+        return (hidden,)
 
-    def _catch_up(self, text: list[int]) -> Generator[Forward, Output, int]:
-        """Run what is too much to run beside nodes; return how many committed tokens are left to run, the last ones."""
-        left = len(self.ready) - 1
-        if (many := left - _AT_ONCE) <= 0:
-            return left
-        tokens = text[len(text) - left :][:many]
-        output = yield self.lm.text(tokens, self.ready[:many])
-        self._made_of_text(output.features[LAST])
-        return _AT_ONCE
-
-    def _made_of_text(self, states: Float[Tensor, "rows hidden"]) -> None:
-        self.ready = self.ready[len(states) :]
-        if self.below is not None:
-            self.below.take(states)
-
-    def _forward(self, text: list[int], nodes: Frontier, inputs: Tensor) -> Forward:
-        """Tokens of the text and nodes behind them; `inputs` are those of the tokens, then what nodes choose of."""
-        left, behind = len(text), self.fresh + len(text)
-        seen = np.pad(nodes.visible, ((left, 0), (behind, 0)), constant_values=True)
-        seen[:left] = np.tri(left, seen.shape[1], dtype=bool)
-        tokens = np.concatenate([np.array(text, dtype=np.int64), nodes.tokens])
-        positions = np.concatenate([np.arange(left), nodes.depths + (behind - 1)]) + self.lm.length
-        taken = send(np.concatenate([np.arange(left), nodes.parents + left]), inputs.device)
-        return Forward(self.lm, tokens, positions, seen, inputs.index_select(0, taken))
-
-    def commit(self) -> None:
-        """Keep the committed tokens, drop the nodes."""
-        self.lm.commit(list(range(self.fresh)))
-        self.fresh = 0
+    def read(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+        """Return what the output layer reads of the layer's output: all of it, the layer ends with a norm."""
+        return hidden
 
 
-class MtpDrafter(SeveralForwards, EagleDrafter):
-    """Drafts with the target's own MTP layers: layer d the children of nodes at depth d, the last one all below.
+class MtpDrafter(EagleDrafter):
+    """Drafts with the target's own MTP layer, an EAGLE head by its shape: below the root it reads its own estimates.
 
-    With one layer it is an EAGLE drafter whose head is that layer. With several, a layer runs all nodes above anew: it
-    reads of them what the layer above made of their parents. Committed tokens come to a layer when the draft next comes
-    as deep, in one forward with its nodes. A prompt of fewer tokens than layers is drafted less deep.
+    A checkpoint with several layers has one for each depth; all depths are drafted by the first.
     """
 
     def __init__(self, model: Any, target: CausalLM) -> None:
-        """`model`: a transformers `MtpModel` of this target, whose layers become this drafter's."""
-        scaling, count = scaling_of(target.model), len(model.layers)
-        heads = [HeadedEagle(MtpLayer(model, index), model.shared_head, scaling) for index in range(count)]
-        self._begin(heads[0], target, None)
-        self._deeper: list[_Deeper] = []
-        for head in reversed(heads[1:]):
-            self._deeper.insert(0, _Deeper(head, next(iter(self._deeper), None)))
-        for each in self._deeper:
-            each.lm.drafted = self.drafted
-        self.models = (self.lm, *(each.lm for each in self._deeper))
-        self._text: list[int] = []
-        """The context of this step."""
-        self._layers: list[Frontier] = []
-        """The frontiers of this step."""
-        self._at_depth = False
-        """Whether a layer behind the first one is asked."""
-
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
-        super().begin(prompt, kept, prefill, sampling)
-        for each in self._deeper:
-            each.lm.reset()
-            each.ready, each.fresh = self._ready[:0], 0
-
-    def keeps(self, prompt: list[int]) -> int:
-        return 0 if self._deeper else super().keeps(prompt)
-
-    def root(self, context: list[int]) -> Forward:
-        self._text, self._layers, self._at_depth = context, [], False
-        return super().root(context)
-
-    def read(self, output: Output) -> Asked:
-        if self._at_depth:
-            return self._go_on(output)
-        if self._deeper and self._rows < 0:  # the root's, and those of other committed tokens
-            self._deeper[0].take(output.features[LAST])
-        return EagleDrafter.read(self, output)
-
-    def expand(self, frontier: Frontier) -> Asked:
-        if not self._deeper:
-            return super().expand(frontier)
-        self._layers.append(frontier)
-        self._at_depth = True
-        return self.ask(self._below(frontier))
-
-    def _below(self, frontier: Frontier) -> Generator[Forward, Output, LogProbs]:
-        """Ask about nodes of the newest layer."""
-        depth = len(self._layers)
-        if depth > len(self._deeper):
-            output = yield from self._deeper[-1].run_on(frontier)
-        else:
-            each, above = self._deeper[depth - 1], self._drafted[:1] if depth == 1 else self._deeper[depth - 2].made
-            if not len(each.ready):  # the prompt is too short for this layer
-                nothing = torch.full((len(frontier.tokens), self.vocab), -torch.inf, device=self.lm.device)
-                return LogProbs(nothing)
-            output = yield from each.run(self._text, self._all(), above)
-        return self.answer(output.last(len(frontier.tokens)))
-
-    def _all(self) -> Frontier:
-        """All nodes of this step as one frontier."""
-        tokens, parents, depths = (np.concatenate([some[part] for some in self._layers]) for part in range(3))
-        rows = [np.pad(some.visible, ((0, 0), (0, len(tokens) - some.visible.shape[1]))) for some in self._layers]
-        return Frontier(tokens, parents, depths, np.concatenate(rows))
-
-    def accept(self, outcome: Outcome) -> None:
-        super().accept(outcome)
-        for each in self._deeper:
-            each.commit()
+        """`model`: a transformers `MtpModel` of this target, whose first layer becomes this drafter's."""
+        self.layers = len(model.layers)
+        """How many the checkpoint has."""
+        self._begin(HeadedEagle(MtpLayer(model), model.shared_head, scaling_of(target.model)), target, None)
 
     def describe(self) -> str:
-        count = len(self.models)
-        return f"{count} MTP layer{'s' if count > 1 else ''} of the target, {self.lm.size} each"
+        some = "MTP layer" if self.layers == 1 else f"first of {self.layers} MTP layers"
+        return f"{some} of the target, {self.lm.size}"
 
 
-@register("mtp", about="the multi-token-prediction layers of the target's own checkpoint", paper="2412.19437")
+def read_layers(target: CausalLM) -> Any:
+    """Read the MTP layers in the target's own checkpoint as a transformers `MtpModel`; CheckpointError says why not.
+
+    They come to the target's dtype, and to the device of its embedding. Families: those of transformers whose config
+    has `num_mtp_layers` and whose trees are scored in one forward (DeepSeek-V3, GLM-4.5, Mellum).
+    """
+    try:
+        from transformers.modeling_layers import MtpModel
+    except ImportError as error:
+        raise CheckpointError("this transformers has no MTP layers: update it") from error
+    model = unwrapped(target.model)
+    config = model.config.get_text_config()
+    if not getattr(config, "num_mtp_layers", None):
+        raise CheckpointError(f"{target.name} has no MTP layers that transformers loads: its config says none")
+    if target.ranks is not None:
+        raise CheckpointError(
+            "MTP layers share the target's embedding and output layer, which are split over processes"
+        )
+    if getattr(model.config, "quantization_config", None):
+        raise CheckpointError(f"{target.name} is quantised, and transformers reads MTP layers as they are stored")
+    try:
+        layers = MtpModel.from_pretrained(model, device_map={"": target.device})
+        layers.eval().requires_grad_(False)
+        check_finite(target.name, layers.layers.state_dict())
+        return layers
+    except CheckpointError:
+        raise
+    except Exception as error:  # of every kind: missing files, missing tensors, patterns that fit none
+        raise CheckpointError(f"cannot load the MTP layers of {target.name}: {one_line(error)}") from error
+
+
+@register("mtp", about="the multi-token-prediction layer of the target's own checkpoint", paper="2412.19437")
 def load_mtp(path: str, target: AnyLM, options: DrafterOptions) -> MtpDrafter:
-    """Load the MTP layers that lie in the target's own checkpoint (see `read_layers`)."""
+    """Load the first MTP layer that lies in the target's own checkpoint (see `read_layers`)."""
     target = feature_target(target)
     model = read_layers(target)
     with refused(f"cannot draft by the MTP layers of {target.name}"):

@@ -114,11 +114,8 @@ class Interpolated(Lookup):
     """A drafter by `interpolate`: from the text at hand, and from whatever `rows` adds."""
 
     def __init__(self, beta: Sequence[float], weight: float = 1.0) -> None:
-        if not beta or min(beta) < 0 or weight < 0:
-            raise ValueError(
-                f"interpolation takes a beta of 0 or more for each length of a match and a weight of 0 or more, "
-                f"got {tuple(beta)} and {weight}"
-            )
+        if not beta or min(beta) < 0:
+            raise ValueError(f"interpolation takes a beta of 0 or more for each length of a match, got {tuple(beta)}")
         super().__init__(len(beta))
         self.beta, self.weight = tuple(map(float, beta)), float(weight)
         self._count([])
@@ -132,7 +129,7 @@ class Interpolated(Lookup):
         self._count(prompt)
 
     def _count(self, prompt: list[int]) -> None:
-        self.text = Text(Counts(self.order if self.weight else 0, prompt), self.weight)
+        self.text = Text(Counts(self.order, prompt), self.weight)
 
     def keeps(self, prompt: list[int]) -> int:
         return len(prompt)  # counting a text again is quick

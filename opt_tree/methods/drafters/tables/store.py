@@ -151,24 +151,20 @@ class StoreDrafter(Interpolated):
     `longest=True` trusts the longest match alone (beta 0), which is how REST (arXiv:2311.08252) uses a store, and
     on the whole SuffixDecoding (arXiv:2411.04975): what lies below a node are whole continuations, by their relative
     frequency. REST's matches have up to 16 tokens, these at most the store's order.
-    `weight=0` leaves the text at hand out.
     """
 
-    def __init__(
-        self, store: Store, beta: Sequence[float] | None = None, weight: float = WEIGHT, longest: bool = False
-    ) -> None:
+    def __init__(self, store: Store, beta: Sequence[float] | None = None, longest: bool = False) -> None:
         beta = (0.0,) * store.order if longest else tuple(beta or store.header.get("beta") or BETA)
         if len(beta) != store.order:
             raise ValueError(f"a store of order {store.order} needs as many beta, got {len(beta)}")
-        super().__init__(beta, weight)
+        super().__init__(beta, WEIGHT)
         self.store = store
 
     def rows(self, tail: Tail) -> Sequence[RunFollowers]:
         return self.store.rows(tail)
 
     def describe(self) -> str:
-        text = " and the text at hand" if self.weight else ""
-        return f"a store of {self.store.header.get('text_tokens', 'unknown')} tokens{text}"
+        return f"a store of {self.store.header.get('text_tokens', 'unknown')} tokens and the text at hand"
 
 
 @register(
