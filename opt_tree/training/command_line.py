@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from opt_tree.system import command_line
-from opt_tree.system.command_line import numbers, work_of
+from opt_tree.system.command_line import work_of
 from opt_tree.system.files import check_replaceable, check_writable
 from opt_tree.system.interrupted import at_once
 
@@ -80,7 +80,6 @@ def stream_parser(description: str, plan: object, reduced: bool = True) -> Train
     parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint and, in final/, the head")
     if reduced:
         parser.add_argument("--vocab", type=int, default=8192, help="tokens of the draft vocabulary (%(default)s)")
-    parser.add_argument("--marks", type=numbers, default=(), help="keep the head after so many minutes, too: 3,6")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUTPUT")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_fields(plan)

@@ -117,7 +117,6 @@ def test_batches_hold_every_document_once_and_judge_answers_alone(folder):
         assert batch.ids.numel() <= 100 or len(batch.ids) == 1
         assert not batch.judged[:, :3].any() and batch.judged[:, 3:28].all()
     assert rows == 60
-    assert documents.refresh() == []
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens(folder):
@@ -312,23 +311,20 @@ def test_a_run_goes_on_and_leaves_heads(folder, tmp_path, kind, target, clock):
         arguments[1:2] = ["eagle3", "--warm", "--layers", "0,1,1", "--norm-before-residual"]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "0.5:1,0.5:2", "--save-minutes", "0.02"]
     assert train.main([*arguments, "--minutes", "0.02"]) == 0
-    assert train.main([*arguments, "--minutes", "0.05", "--resume", "--marks", "0.01,0.03,0.04"]) == 0
+    assert train.main([*arguments, "--minutes", "0.05", "--resume"]) == 0
     records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
     assert [record["steps"] for record in records] == [5, 10, 12]
     assert [record["seconds"] for record in records] == [1.25, 2.5, 3.0]
     assert len(records[-1]["loss"]) == 2 and np.isfinite(records[-1]["loss"]).all()
-    made = [json.loads((path / "training.json").read_text()) for path in sorted(tmp_path.glob("minutes-*"))]
-    assert [path.name for path in sorted(tmp_path.glob("minutes-*"))] == ["minutes-0.03", "minutes-0.04"]
-    assert [of["minutes"] for of in made] == [0.03, 0.04]
-    for name in ("final", "minutes-0.03"):
-        saved = load_file(tmp_path / name / "model.safetensors")
-        assert ("lm_head.weight" in saved) == (kind == "eagle3"), "EAGLE-3's output layer is its own"
-        drafter = load_drafter(f"eagle:{tmp_path}/{name}", target)
-        assert drafter.features == {"eagle": (-1,), "eagle3": published_layers(4), "warm": (0, 1, 1)}[kind]
-        assert getattr(drafter.lm.model.base_model, "residual_normed", False) == (kind == "warm")
-        begin(drafter, [7], None)
-        answer = root_of(drafter, [7])
-        assert answer.tokens is not None and answer.values.shape == (1, 40)
+    assert json.loads((tmp_path / "final" / "training.json").read_text())["minutes"] == 0.05
+    saved = load_file(tmp_path / "final" / "model.safetensors")
+    assert ("lm_head.weight" in saved) == (kind == "eagle3"), "EAGLE-3's output layer is its own"
+    drafter = load_drafter(f"eagle:{tmp_path}/final", target)
+    assert drafter.features == {"eagle": (-1,), "eagle3": published_layers(4), "warm": (0, 1, 1)}[kind]
+    assert getattr(drafter.lm.model.base_model, "residual_normed", False) == (kind == "warm")
+    begin(drafter, [7], None)
+    answer = root_of(drafter, [7])
+    assert answer.tokens is not None and answer.values.shape == (1, 40)
 
 
 @pytest.mark.parametrize("multiplies", [False, True])
