@@ -31,10 +31,16 @@ def option(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
 
     The option is spelled with hyphens or underscores: --max-depth, --max_depth. Several values are a list, whose
     default is a tuple. `help` is a function where a list must be looked up for it. `least` and `most` are what
-    `check_bounds` checks.
+    `check_bounds` checks. A subclass that sets another default keeps the rest.
     """
     made = {"default_factory": lambda: list(default)} if isinstance(default, tuple) else {"default": default}
     return dataclasses.field(metadata={"help": help, **metadata}, **made)
+
+
+def _metadata(kind: type, field: str) -> list[Any]:
+    """Return what a field is told in a dataclass and in those that it extends, the nearest first."""
+    kinds = [vars(one).get("__dataclass_fields__", {}) for one in kind.__mro__]
+    return [fields[field].metadata for fields in kinds if field in fields]
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -71,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         """Add an option for each field: a switch for a bool, else what its type says, None aside."""
         types = get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            given = dict(field.metadata)
+            given = dict(next(filter(None, _metadata(kind, field.name)), {}))
             names = [f"--{field.name.replace('_', '-')}", f"--{field.name}", *given.pop("aliases", ())]
             given = {key: value for key, value in given.items() if key not in _BOUNDS}
             of = types[field.name]
@@ -81,7 +87,7 @@ class Parser(argparse.ArgumentParser):
             elif get_origin(of) is list:
                 given |= {"type": found[0], "nargs": "+"}
             else:  # int | str is read as text: the field's class makes a number of it
-                given |= {"type": str if str in found else found[0] if found else of}
+                given = {"type": str if str in found else found[0] if found else of} | given
             given["default"] = field.default
             if field.default_factory is not dataclasses.MISSING:
                 given["default"] = field.default_factory()

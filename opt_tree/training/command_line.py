@@ -69,23 +69,6 @@ def pair_parser(description: str, plan: object) -> TrainingParser:
     return parser
 
 
-def stream_parser(description: str, plan: object, reduced: bool = True) -> TrainingParser:
-    """Return a parser of the options that training from hidden states on disk has; `plan` gives the other fields.
-
-    `reduced`: whether the head has a draft vocabulary.
-    """
-    parser = TrainingParser(description)
-    parser.add_argument("--target", type=model_path, required=True, help="model folder; its weights only are read")
-    parser.add_argument("--features", type=existing, required=True, help="folder of `opt_tree.training.heads.features`")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint and, in final/, the head")
-    if reduced:
-        parser.add_argument("--vocab", type=int, default=8192, help="tokens of the draft vocabulary (%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUTPUT")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_fields(plan)
-    return parser
-
-
 def command(new_parser: Callable[[], TrainingParser], work: str) -> Callable[..., int]:
     """Return the `main` of a command: a function of its arguments, by default those of the process.
 

@@ -35,7 +35,7 @@ class Documents:
     """The parts of a folder as batches; of the first part every fourth is held out."""
 
     def __init__(self, folder: Path, tokens: int, layers: Sequence[int]) -> None:
-        self.layers = tuple(layers)
+        self.folder, self.layers = folder, tuple(layers)
         self.parts: list[FeatureFile] = []
         groups: list[Group] = []
         self.heldout: list[Group] = []

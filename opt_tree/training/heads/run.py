@@ -3,11 +3,10 @@
 Owns the clock, the learning rate and the running mean; what is trained and what judges it is a `Judge`.
 """
 
-import argparse
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,6 @@ from opt_tree.training.heads.batches import Batch, Documents, Group
 from opt_tree.training.heads.head_loss import Judge
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.plans import Pace
-
-Save = Callable[[Any, Path], None]
-"""Writes a trained `Judge`'s head to a folder."""
 
 
 @contextmanager
@@ -115,8 +111,8 @@ class Training:
         self.model.sizes = self.kept.sizes = state["sizes"]
         self.seconds, self.steps, self.tokens = state["seconds"], state["steps"], state["tokens"]
 
-    def run(self, save: Save) -> None:
-        """Train until the minutes are over; then let `save` write the head, which may change it."""
+    def run(self) -> None:
+        """Train until the minutes are over; then write the head."""
         end, saved, mean = 60 * self.plan.minutes, self.seconds, torch.zeros(0)
         bar = tqdm(total=round(end), initial=round(self.seconds), unit="s")
         for group in self.order():
@@ -133,15 +129,7 @@ class Training:
                 saved = self.seconds
             if over:
                 break
-        save(self.kept, self.output / "final")
+        self.kept.save(self.output / "final")
         note = f"{counted(torch.get_num_threads(), 'CPU thread')}, {counted(self.steps, 'step')}, {self.tokens} tokens"
         made = {"minutes": round(self.seconds / 60, 2), "on": note}
         write_text(self.output / "final" / TRAINING, json.dumps(made) + "\n")
-
-
-def train_as_told(training: Training, args: argparse.Namespace, kind: str, save: Save) -> None:
-    """Train as a command line of `stream_parser` says, and name the drafter, whose spec is of this `kind`."""
-    if args.resume:
-        training.resume()
-    training.run(save)
-    print(f"done; to decode with it: --target {args.target} --drafter {kind}:{args.output / 'final'}")
