@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
+
 from opt_tree import Drafter, LogProbs, Output, Random, Sampling, Tree, TreePolicy
 from opt_tree.grow import answer_of, grow, run
 from opt_tree.pool import Frontier
@@ -32,3 +35,22 @@ def draft(
 ) -> Tree:
     """Grow one tree, each forward computed by itself."""
     return run(grow(drafter, policy, context, limit, sampling, random))
+
+
+class Recorder(BaseStreamer):
+    """A streamer that keeps what it receives, call by call."""
+
+    def __init__(self) -> None:
+        self.received: list[list[int]] = []
+        self.ended = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """All that came, the prompt first."""
+        return [token for tokens in self.received for token in tokens]
+
+    def put(self, value: Tensor) -> None:
+        self.received.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended += 1
