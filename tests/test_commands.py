@@ -144,7 +144,7 @@ def test_the_work_that_a_command_names_is_there():
     named = {*re.findall(rf'"((?:{"|".join(tops)})[.\w]*:\w+)"', text)}
     assert len(named) > 30 and "opt_tree.training.train_drafter:train" in named
     if not find_spec("lm_eval"):
-        named.remove("opt_tree.integrations.tree_lm:TreeLM")
+        named.remove("opt_tree.integrations.lm_eval_model:TreeLM")
     assert all(callable(pkgutil.resolve_name(name)) for name in named)
 
 

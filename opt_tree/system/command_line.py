@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import difflib
 import io
+import math
 import pkgutil
 import signal
 import socket
@@ -208,23 +209,15 @@ def whole_numbers(text: str, most: int | None = None) -> tuple[int, ...]:
 def check_bounds(options: Any) -> None:
     """Raise ValueError for an option that is given and is not between its `least` and its `most`."""
     for field in dataclasses.fields(options):
-        for bound, check in zip(_BOUNDS, (at_least, at_most), strict=True):
-            if bound in field.metadata:
-                check(options, **{field.name: field.metadata[bound]})
+        if bounds := {bound: field.metadata[bound] for bound in _BOUNDS if bound in field.metadata}:
+            check_bound(field.name, getattr(options, field.name), **bounds)
 
 
-def at_least(options: Any, **least: int) -> None:
-    """Raise ValueError for a field that is given and below its least value."""
-    for name, value in least.items():
-        if (given := getattr(options, name)) is not None and given < value:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {value}, got {given}")
-
-
-def at_most(options: Any, **most: int) -> None:
-    """Raise ValueError for a field that is given and above its greatest value."""
-    for name, value in most.items():
-        if (given := getattr(options, name)) is not None and given > value:
-            raise ValueError(f"--{name.replace('_', '-')} must be at most {value}, got {given}")
+def check_bound(name: str, given: Any, least: float = -math.inf, most: float = math.inf) -> None:
+    """Raise ValueError for what is given, not None, and not between two numbers."""
+    if given is not None and not least <= given <= most:
+        bound = f"most {most}" if given > most else f"least {least}"
+        raise ValueError(f"--{name.replace('_', '-')} must be at {bound}, got {given}")
 
 
 def check_port(host: str, port: int) -> None:
