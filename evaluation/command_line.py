@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from opt_tree.errors import counted
 from opt_tree.system.command_line import (
     Parser,
-    at_most,
+    check_bound,
     check_bounds,
     numbers,
     option,
@@ -24,7 +24,7 @@ from opt_tree.system.command_line import (
 from opt_tree.system.files import check_writable
 
 __all__ = [
-    "Parser", "Value", "at_most", "check_bounds", "check_writable", "counted", "machine_of", "main_of", "numbers",
+    "Parser", "Value", "check_bound", "check_bounds", "check_writable", "counted", "machine_of", "main_of", "numbers",
     "option", "parse", "print_json", "run_command", "table", "whole_numbers", "work_of",
 ]  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tiny_models import ARCHITECTURES, VOCAB, build, tiny_drafter
 from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
 
 from opt_tree import CausalLM, CausalLMDrafter, Drafter, LogProbs, Output, Random, Sampling, Tree, TreePolicy
 from opt_tree.drafter import Asked
@@ -99,3 +100,22 @@ def recorded(drafter: OnePass, patch: pytest.MonkeyPatch) -> dict[tuple[int, ...
     patch.setattr(drafter, "root", noted)
     patch.setattr(drafter, "answer", kept)
     return found
+
+
+class Recorder(BaseStreamer):
+    """A streamer that keeps what it receives, call by call."""
+
+    def __init__(self) -> None:
+        self.received: list[list[int]] = []
+        self.ended = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """All that came, the prompt first."""
+        return [token for tokens in self.received for token in tokens]
+
+    def put(self, value: Tensor) -> None:
+        self.received.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended += 1

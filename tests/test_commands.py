@@ -38,7 +38,7 @@ from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.models import __main__ as models
 from opt_tree.tools.display import prove
 from opt_tree.training.fitting import trim
-from opt_tree.training.heads import dspark
+from opt_tree.training.plans import MARKOV as TRAINED
 
 ROOT = Path(__file__).parents[1]
 
@@ -144,7 +144,7 @@ def test_the_work_that_a_command_names_is_there():
     named = {*re.findall(rf'"((?:{"|".join(tops)})[.\w]*:\w+)"', text)}
     assert len(named) > 30 and "opt_tree.training.train_drafter:train" in named
     if not find_spec("lm_eval"):
-        named.remove("opt_tree.integrations.tree_lm:TreeLM")
+        named.remove("opt_tree.integrations.lm_eval_model:TreeLM")
     assert all(callable(pkgutil.resolve_name(name)) for name in named)
 
 
@@ -169,7 +169,7 @@ def test_help_lists_what_the_library_has():
     fields = {field.name: field for field in dataclasses.fields(compare.Options)}
     assert {*run_options.WEIGHTS} == {*BITS}
     assert {*fields["preset"].metadata["choices"]} == {*STUDIES}
-    assert {*dspark.MARKOV} == {*MARKOV} - {"rnn"}
+    assert {*TRAINED} == {*MARKOV} - {"rnn"}
 
 
 def test_one_word_for_one_thing_and_the_published_ones_are_taken():

@@ -19,6 +19,7 @@ from opt_tree.methods.drafters.registry import KINDS
 from opt_tree.methods.policies.registry import POLICIES
 from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.tools.presets import PRESETS
+from opt_tree.training.plans import KINDS as HEADS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -126,11 +127,17 @@ def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
             launched = re.search(r"accelerate launch .*? -m ([\w.]+)(.*)", part)
             installed = re.match(r"opt-tree ([a-z-]+)(.*)", part)
             if found:
-                yield found[1] or found[2], options(found[3])
+                yield of_kind(found[1] or found[2], found[3]), options(found[3])
             elif installed:
-                yield f"opt_tree.{INSTALLED[installed[1]]}", options(installed[2])
+                yield of_kind(f"opt_tree.{INSTALLED[installed[1]]}", installed[2]), options(installed[2])
             elif launched:
                 yield launched[1], options(launched[2])
+
+
+def of_kind(name: str, arguments: str) -> str:
+    """A command with the kind that is asked for, where it has options by kind."""
+    kind = re.search(r"--kind (\w+)", arguments)
+    return f"{name} {kind[0]}" if name == "opt_tree.training.heads.train" and kind and kind[1] in HEADS else name
 
 
 def options(arguments: str) -> list[str]:
@@ -142,12 +149,13 @@ COMMANDS = sorted({(page, name, *given) for page in PAGES for name, given in com
 
 @functools.cache
 def help_of(name: str) -> str:
-    """What a module or script prints for --help."""
+    """What a module or script prints for --help, or for a kind and --help."""
+    name, *kind = name.split()
     printed: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         # runpy would keep what it compiles, shape checks and all, where everybody else looks for the plain module.
         patch.setattr(sys, "dont_write_bytecode", True)
-        patch.setattr(sys, "argv", [name, "--help"])
+        patch.setattr(sys, "argv", [name, *kind, "--help"])
         patch.setattr(sys.stdout, "write", lambda text: printed.append(text) or len(text))
         with pytest.raises(SystemExit) as exited:
             if name.endswith(".py"):

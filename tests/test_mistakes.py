@@ -273,9 +273,13 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     refused("prompts", generate_batch, decoder, 5)
     for call in (decoder.generate, decoder.steps, lambda prompt, **how: generate_batch(decoder, [prompt], **how)):
         refused("stop", call, ids, stop="end")
+    refused("sampling", decoder.generate, ids, sampling=0.7)
     for word, number in (("top_k", math.inf), ("top_k", math.nan), ("temperature", 10**400)):
         with pytest.raises(ValueError, match=f"^{word} must be .*, got "):
             o.Sampling(**{word: number})
+    for kind, fraction in ((o.OptTree, {"nodes": 8.5}), (o.OptTree, {"max_depth": 2.5}), (o.Sampling, {"top_k": 2.5})):
+        with pytest.raises(ValueError, match="whole"):
+            kind(**fraction)
     with pytest.raises(ValueError, match=r"^max_new_tokens must be at least 1, got inf"):
         decoder.generate(ids, math.inf)
     assert decoder.generate(ids, 10**400, stop=lambda tokens: "stop").finish_reason == "stop"

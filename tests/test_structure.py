@@ -351,7 +351,7 @@ WIDE_FUNCTIONS = {
     "opt_tree/backends/delta_net.py: follow": "the delta rule of a model's module, as transformers calls it",
     "opt_tree/backends/state_space.py: scan": "the scan of a model's module, as transformers calls it",
     "opt_tree/backends/grouped_attention.py: __call__": "an attention function, as transformers calls it",
-    "opt_tree/integrations/tree_lm.py: __init__": PUBLISHED,
+    "opt_tree/integrations/lm_eval_model.py: __init__": PUBLISHED,
     "opt_tree/integrations/hf_generate.py: _generate": PUBLISHED,
     "opt_tree/tools/advising.py: advise": "a front door: two that are needed, all else with a default",
     "opt_tree/tools/pair.py: load_pair": "the front door: all by name, all with a default",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import opt_tree
-from evaluation.command_line import at_most, check_bounds, option
+from evaluation.command_line import check_bound, check_bounds, option
 from opt_tree.methods.registry import listed
 from opt_tree.models.known import KNOWN, drafter_of
 
@@ -193,7 +193,7 @@ def read_tree(options: Any) -> None:
     if controller is not None:
         parse_controller(controller)
     if given != AUTO:
-        at_most(options, nodes=MOST_NODES)
+        check_bound("nodes", options.nodes, most=MOST_NODES)
     elif options.threshold is not None:
         raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
     elif controller is not None:

@@ -27,41 +27,6 @@ class _Published:
         """The unmodified transformers model."""
         return self.pair.target.model
 
-    @property
-    def training(self) -> bool:
-        """False: models are in evaluation mode."""
-        return False
-
-    @property
-    def config(self) -> Any:
-        """The target's."""
-        return self.base_model.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.pair.target.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.pair.target.dtype
-
-    @property
-    def vocab_size(self) -> int:
-        return self.pair.target.vocab
-
-    @property
-    def hidden_size(self) -> int:
-        return self.pair.target.hidden
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"{type(self).__name__} has no {name}: .base_model is the transformers model, .pair has the drafter"
-        )
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.pair.tokenizer
-
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.pair.tokenizer
 

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import difflib
 import io
+import math
 import pkgutil
 import signal
 import socket
@@ -31,10 +32,16 @@ def option(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
 
     The option is spelled with hyphens or underscores: --max-depth, --max_depth. Several values are a list, whose
     default is a tuple. `help` is a function where a list must be looked up for it. `least` and `most` are what
-    `check_bounds` checks.
+    `check_bounds` checks. A subclass that sets another default keeps the rest.
     """
     made = {"default_factory": lambda: list(default)} if isinstance(default, tuple) else {"default": default}
     return dataclasses.field(metadata={"help": help, **metadata}, **made)
+
+
+def _metadata(kind: type, field: str) -> list[Any]:
+    """Return what a field is told in a dataclass and in those that it extends, the nearest first."""
+    kinds = [vars(one).get("__dataclass_fields__", {}) for one in kind.__mro__]
+    return [fields[field].metadata for fields in kinds if field in fields]
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -71,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         """Add an option for each field: a switch for a bool, else what its type says, None aside."""
         types = get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            given = dict(field.metadata)
+            given = dict(next(filter(None, _metadata(kind, field.name)), {}))
             names = [f"--{field.name.replace('_', '-')}", f"--{field.name}", *given.pop("aliases", ())]
             given = {key: value for key, value in given.items() if key not in _BOUNDS}
             of = types[field.name]
@@ -81,7 +88,7 @@ class Parser(argparse.ArgumentParser):
             elif get_origin(of) is list:
                 given |= {"type": found[0], "nargs": "+"}
             else:  # int | str is read as text: the field's class makes a number of it
-                given |= {"type": str if str in found else found[0] if found else of}
+                given = {"type": str if str in found else found[0] if found else of} | given
             given["default"] = field.default
             if field.default_factory is not dataclasses.MISSING:
                 given["default"] = field.default_factory()
@@ -202,23 +209,15 @@ def whole_numbers(text: str, most: int | None = None) -> tuple[int, ...]:
 def check_bounds(options: Any) -> None:
     """Raise ValueError for an option that is given and is not between its `least` and its `most`."""
     for field in dataclasses.fields(options):
-        for bound, check in zip(_BOUNDS, (at_least, at_most), strict=True):
-            if bound in field.metadata:
-                check(options, **{field.name: field.metadata[bound]})
+        if bounds := {bound: field.metadata[bound] for bound in _BOUNDS if bound in field.metadata}:
+            check_bound(field.name, getattr(options, field.name), **bounds)
 
 
-def at_least(options: Any, **least: int) -> None:
-    """Raise ValueError for a field that is given and below its least value."""
-    for name, value in least.items():
-        if (given := getattr(options, name)) is not None and given < value:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {value}, got {given}")
-
-
-def at_most(options: Any, **most: int) -> None:
-    """Raise ValueError for a field that is given and above its greatest value."""
-    for name, value in most.items():
-        if (given := getattr(options, name)) is not None and given > value:
-            raise ValueError(f"--{name.replace('_', '-')} must be at most {value}, got {given}")
+def check_bound(name: str, given: Any, least: float = -math.inf, most: float = math.inf) -> None:
+    """Raise ValueError for what is given, not None, and not between two numbers."""
+    if given is not None and not least <= given <= most:
+        bound = f"most {most}" if given > most else f"least {least}"
+        raise ValueError(f"--{name.replace('_', '-')} must be at {bound}, got {given}")
 
 
 def check_port(host: str, port: int) -> None:

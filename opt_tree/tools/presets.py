@@ -1,12 +1,13 @@
 """Complete methods of papers by name: which policy and which verifier make each. All are tested lossless.
 
-Owns the list. A drafter goes with each; what it is, the caller says.
+Owns the list, which has what is more than a tree policy: that goes by its own name. A drafter goes with each; what it
+is, the caller says.
 """
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
@@ -25,9 +26,9 @@ from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.greedy_static import greedy_static_tree
+from opt_tree.methods.policies.registry import POLICIES, make_policy
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
-from opt_tree.methods.policies.sequoia import sequoia_tree
 from opt_tree.methods.policies.static import EAGLE_1, TOKEN_RECYCLING, Static
 from opt_tree.methods.policies.talon import Talon
 from opt_tree.methods.policies.threshold_chain import ThresholdChain
@@ -52,6 +53,7 @@ PRESETS = Registry("preset", Method[Callable[..., Decoder]])
 folder of what was trained for it."""
 
 
+@PRESETS.register("plain", "plain decoding in the same loop: the baseline of every speed-up reported here")
 def plain(target: Target, drafter: Drafter | None = None) -> Decoder:
     """Plain decoding in the same loop: the empty tree. A drafter is not asked."""
     return Decoder(target, None, Static.empty())
@@ -62,6 +64,7 @@ def opt(target: Target, drafter: Drafter, policy: OptTree = OptTree()) -> Decode
     return Decoder(target, drafter, policy)
 
 
+@PRESETS.register("rasd", "the model's tree and the retrieved one, fused and verified whole", "2503.03434")
 def rasd(target: Target, drafter: Drafter) -> Decoder:
     """RASD (arXiv:2503.03434): the model's tree and a pruned tree of retrieved branches, both verified whole.
 
@@ -73,6 +76,7 @@ def rasd(target: Target, drafter: Drafter) -> Decoder:
     return Decoder(target, fused, BothTrees(fused))
 
 
+@PRESETS.register("adaeagle", "an EAGLE head's chain, its length predicted", "2412.18910", part="length")
 def adaeagle(target: Target, drafter: Drafter, folder: str, threshold: float | None = None) -> Decoder:
     """AdaEAGLE (arXiv:2412.18910): an EAGLE head's chain, as long as its predictor says or, with a threshold, longer.
 
@@ -85,11 +89,15 @@ def adaeagle(target: Target, drafter: Drafter, folder: str, threshold: float | N
     return Decoder(target, drafter, PredictedLength(predictor, lm, chain))
 
 
+@PRESETS.register("eesd", "an early exit's chain, its length by the calibrated posterior", "2406.03853")
 def eesd(target: Target, drafter: Drafter, control: Callable[[], TreePolicy] = CalibratedLength) -> Decoder:
     """EESD (arXiv:2406.03853): an early exit, drafter `exit:PATH`, whose chain is as long as Thompson sampling says."""
     return Decoder(target, drafter, control())
 
 
+@PRESETS.register(
+    "delayed_selected", "delayed trees, the sizes of each step's chosen by a network", "2602.16994", part="trees"
+)
 def delayed_selected(target: Target, drafter: Drafter, folder: str) -> Decoder:
     """Delayed trees with the neural selector (arXiv:2602.16994), judged by the verifier that it was trained for."""
     require(CausalLM, target=target)
@@ -101,12 +109,14 @@ def delayed_selected(target: Target, drafter: Drafter, folder: str) -> Decoder:
 def make_preset(spec: str, target: Target, drafter: Drafter) -> Decoder:
     """Make the decoder of a preset: `rasd`, or `adaeagle:PATH` for one with a trained part; "demo" is the embedded one.
 
-    Raises ValueError for an unknown name and a path that is missing or not wanted, CheckpointError for a PATH that
-    holds nothing for this pair.
+    A tree policy is one too, under 60 nodes and judged by `match`: `eagle2`, `sequoia:8`. Raises ValueError for an
+    unknown name and a path that is missing or not wanted, CheckpointError for a PATH that holds nothing for this pair.
 
         make_preset("adaeagle:demo", pair.target, pair.drafter).generate(pair.encode("Why is the sky blue?"))
     """
     name, path = PRESETS.split(spec)
+    if name not in PRESETS and POLICIES.split(spec)[0] in POLICIES:
+        return Decoder(target, drafter, make_policy(spec, OptTree.nodes))
     method = PRESETS.named(name)
     if (method.part is not None) != bool(path):
         what = "no files" if method.part is None else f"a folder: {name}:PATH"
@@ -114,35 +124,12 @@ def make_preset(spec: str, target: Target, drafter: Drafter) -> Decoder:
     return method.make(target, drafter, *([resolve(path, method.part)] if method.part else []))
 
 
-def _list(name: str, make: Callable[..., Decoder], paper: str, about: str, **more: Any) -> None:
-    PRESETS.register(name, about, paper, **more)(make)
-
-
-_list("rasd", rasd, "2503.03434", "the model's tree and the retrieved one, fused and verified whole")
-_list("adaeagle", adaeagle, "2412.18910", "an EAGLE head's chain, its length predicted", part="length")
-_list(
-    "adaeagle_ddd",
-    lambda target, drafter, folder: adaeagle(target, drafter, folder, math.exp(-0.6)),
-    "2412.18910",
-    "the same, drafted on while the head is sure",
-    part="length",
+PRESETS.register("adaeagle_ddd", "the same, drafted on while the head is sure", "2412.18910", part="length")(
+    lambda target, drafter, folder: adaeagle(target, drafter, folder, math.exp(-0.6))
 )
-_list("eesd", eesd, "2406.03853", "an early exit's chain, its length by the calibrated posterior")
-_list(
-    "eesd_beta",
-    lambda target, drafter: eesd(target, drafter, BetaLength),
-    "2406.03853",
-    "an early exit's chain, its length by the Beta posterior",
+PRESETS.register("eesd_beta", "an early exit's chain, its length by the Beta posterior", "2406.03853")(
+    lambda target, drafter: eesd(target, drafter, BetaLength)
 )
-_list(
-    "delayed_selected",
-    delayed_selected,
-    "2602.16994",
-    "delayed trees, the sizes of each step's chosen by a network",
-    part="trees",
-)
-PRESETS.register("plain", "plain decoding in the same loop: the baseline of every speed-up reported here")(plain)
-PRESETS.register("opt", "OPT-Tree, on an independent drafter or an EAGLE head", "2406.17276")(opt)
 
 
 def _preset(name: str, paper: str, about: str, policy: TreePolicy, verifier: Verifier = match) -> None:
@@ -150,17 +137,8 @@ def _preset(name: str, paper: str, about: str, policy: TreePolicy, verifier: Ver
     PRESETS.register(name, about, paper)(lambda target, drafter: Decoder(target, drafter, policy, verifier))
 
 
-_preset("chain", "2211.17192", "classic speculative decoding: one path of the drafter's best tokens", Static.chain(4))
-_preset("kary", "", "a full binary tree, as in the tables of the OPT-Tree paper", Static.kary(2, 4))
-_preset("eagle2", "2406.16858", "EAGLE-2, on an EAGLE head or any other drafter", Eagle2())
 _preset("dynamic_depth", "2409.00142", "EAGLE-2 of dynamic depth (DDD)", DynamicDepth())
 _preset("talon", "2601.07353", "Talon, on an EAGLE head or any other drafter", Talon())
-_preset(
-    "sequoia",
-    "2402.12374",
-    "Sequoia's tree over the drafter's best tokens, for temperature 0 and sample-and-match",
-    sequoia_tree(HALVING, 60, 8),
-)
 _preset("medusa", "2401.10774", "the fixed tree that Medusa derives from rates", greedy_static_tree(HALVING, 63, 4))
 _preset("eagle1", "2401.15077", "a fixed tree of EAGLE-1's size, by Medusa's rule", greedy_static_tree(HALVING, 25, 5))
 _preset(

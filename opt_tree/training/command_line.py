@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from opt_tree.system import command_line
-from opt_tree.system.command_line import numbers, work_of
+from opt_tree.system.command_line import work_of
 from opt_tree.system.files import check_replaceable, check_writable
 from opt_tree.system.interrupted import at_once
 
@@ -64,24 +64,6 @@ def pair_parser(description: str, plan: object) -> TrainingParser:
     parser.add_argument("--dtype", default="auto", help="of target and head, as `load_pair` takes it")
     parser.add_argument("--output", type=Path, required=True, help="folder of what is trained")
     parser.set_defaults(replaces=True)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_fields(plan)
-    return parser
-
-
-def stream_parser(description: str, plan: object, reduced: bool = True) -> TrainingParser:
-    """Return a parser of the options that training from hidden states on disk has; `plan` gives the other fields.
-
-    `reduced`: whether the head has a draft vocabulary.
-    """
-    parser = TrainingParser(description)
-    parser.add_argument("--target", type=model_path, required=True, help="model folder; its weights only are read")
-    parser.add_argument("--features", type=existing, required=True, help="folder of `opt_tree.training.heads.features`")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint and, in final/, the head")
-    if reduced:
-        parser.add_argument("--vocab", type=int, default=8192, help="tokens of the draft vocabulary (%(default)s)")
-    parser.add_argument("--marks", type=numbers, default=(), help="keep the head after so many minutes, too: 3,6")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUTPUT")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_fields(plan)
     return parser

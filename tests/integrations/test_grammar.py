@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCAB, prompt, tiny, tiny_drafter
+from tiny_models import VOCAB, prompt
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from opt_tree import custom_generate
 from opt_tree.decoder import Decoder
-from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.integrations.grammar import FromHistory
 from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.opt import OptTree
 from opt_tree.sampling import Sampling
 
 pytestmark = pytest.mark.slow
@@ -24,17 +22,6 @@ pytestmark = pytest.mark.slow
 PROMPT = prompt(12)
 IDS = torch.tensor([PROMPT])
 OPTIONS: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 30, "do_sample": False}
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny("llama")
-
-
-@pytest.fixture(scope="module")
-def decoder(model: Any) -> Decoder:
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
-    return Decoder(CausalLM(model), drafter, OptTree(nodes=10, threshold=0.0, max_depth=5))
 
 
 class Cycle:

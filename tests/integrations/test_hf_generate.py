@@ -1,23 +1,20 @@
-"""`model.generate(custom_generate=custom_generate(decoder))`: lengths, sampling, streams and what is bound to it.
+"""`model.generate(custom_generate=custom_generate(decoder))`: sampling, a stream that is bound to it, what is refused.
 
-`test_door.py` has each argument: the ids of plain generate, or a refusal.
+`test_hf_options.py` has each argument: the ids of plain generate, or a refusal.
 """
 
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, VOCAB, build, prompt, tiny, tiny_drafter, tiny_tokenizer
+from asking import Recorder
+from tiny_models import ARCHITECTURES, build, prompt
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
-from transformers.generation.streamers import BaseStreamer
 
 from opt_tree import custom_generate
 from opt_tree.decoder import Decoder
-from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.policies.static import Static
-from opt_tree.models.causal_lm import CausalLM
-from opt_tree.opt import OptTree
 
 PROMPT = prompt(12)
 IDS = torch.tensor([PROMPT])
@@ -26,30 +23,8 @@ NEW_TOKENS = 30
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny("llama")
-
-
-@pytest.fixture(scope="module")
-def decoder(model: Any) -> Decoder:
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
-    return Decoder(CausalLM(model), drafter.calibrated(0.5), OptTree(nodes=10, threshold=0.1, max_depth=5))
-
-
-@pytest.fixture(scope="module")
 def text(model: Any) -> list[int]:
     return model.generate(**INPUTS, max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(PROMPT) :].tolist()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"max_length": 31}, {"max_length": 13}, {}, {"max_new_tokens": 1}, {"max_length": 14, "max_new_tokens": 9}],
-)
-def test_lengths_are_those_of_plain_generate(model, decoder, options):
-    expected = model.generate(**INPUTS, **options, do_sample=False)
-    torch.testing.assert_close(
-        model.generate(**INPUTS, **options, do_sample=False, custom_generate=custom_generate(decoder)), expected
-    )
 
 
 def test_processors_are_asked_with_the_history_of_their_node(model, decoder):
@@ -111,57 +86,31 @@ class TestSampling:
         assert torch.equal(torch.random.get_rng_state(), state)
 
 
-class Recorder(BaseStreamer):
-    def __init__(self) -> None:
-        self.received: list[int] = []
-        self.ended = 0
-
-    def put(self, value: Tensor) -> None:
-        self.received += value.flatten().tolist()
-
-    def end(self) -> None:
-        self.ended += 1
+def test_a_bound_streamer_receives_what_a_plain_one_does(model, decoder):
+    plain, bound = Recorder(), Recorder()
+    model.generate(**INPUTS, max_new_tokens=15, do_sample=False, streamer=plain)
+    door = custom_generate(decoder, streamer=bound)
+    model.generate(**INPUTS, max_new_tokens=15, do_sample=False, custom_generate=door)
+    assert (bound.tokens, bound.ended) == (plain.tokens, 1)
 
 
-class TestBinding:
-    def test_a_bound_streamer_receives_what_a_plain_one_does(self, model, decoder):
-        plain, bound = Recorder(), Recorder()
-        model.generate(**INPUTS, max_new_tokens=15, do_sample=False, streamer=plain)
-        model.generate(
-            **INPUTS, max_new_tokens=15, do_sample=False, custom_generate=custom_generate(decoder, streamer=bound)
-        )
-        assert (bound.received, bound.ended) == (plain.received, 1)
-
-    @pytest.mark.quick("3", "8")
-    @pytest.mark.parametrize("start", [3, 8, 17, 30])
-    def test_bound_stop_strings_stop_where_transformers_does(self, model, decoder, text, start):
-        letters = tiny_tokenizer()
-        string = letters.decode(text)[start : start + 3]
-        options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
-        expected = model.generate(**INPUTS, **options, stop_strings=[string, "zz"], tokenizer=letters)
-        assert expected.shape[1] < len(PROMPT) + NEW_TOKENS
-        for strings in ([string, "zz"], string):
-            bound = custom_generate(decoder, tokenizer=letters, stop_strings=strings)
-            torch.testing.assert_close(model.generate(**INPUTS, **options, custom_generate=bound), expected)
-
-    def test_stop_strings_without_a_tokenizer_are_refused(self, model, decoder):
-        with pytest.raises(ValueError, match="tokenizer"):
-            model.generate(**INPUTS, max_new_tokens=5, custom_generate=custom_generate(decoder, stop_strings="a"))
+def test_stop_strings_without_a_tokenizer_are_refused(model, decoder):
+    with pytest.raises(ValueError, match="tokenizer"):
+        model.generate(**INPUTS, max_new_tokens=5, custom_generate=custom_generate(decoder, stop_strings="a"))
 
 
-class TestRefusals:
-    def refused(
-        self, model: Any, decoder: Any, message: str, inputs: dict[str, Any] | None = None, **options: Any
-    ) -> None:
-        with pytest.raises(ValueError, match=message) as error:
-            model.generate(**(inputs or INPUTS), max_new_tokens=5, **options, custom_generate=custom_generate(decoder))
-        assert "\n" not in str(error.value)
+def refused(model: Any, decoder: Any, message: str, **inputs: Tensor) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        model.generate(**INPUTS | inputs, max_new_tokens=5, custom_generate=custom_generate(decoder))
+    assert "\n" not in str(error.value)
 
-    @pytest.mark.parametrize("hidden", [[5], [-1], [0, 3], slice(None)])
-    def test_padding_anywhere_but_on_the_left(self, model, decoder, hidden):
-        mask = torch.ones(1, len(PROMPT), dtype=torch.long)
-        mask[0, hidden] = 0
-        self.refused(model, decoder, "attention mask hides", {"input_ids": IDS, "attention_mask": mask})
 
-    def test_another_model(self, decoder):
-        self.refused(build(ARCHITECTURES["llama"]()), decoder, "not for the model that generates")
+@pytest.mark.parametrize("hidden", [[5], [-1], [0, 3], slice(None)])
+def test_padding_anywhere_but_on_the_left(model, decoder, hidden):
+    mask = torch.ones(1, len(PROMPT), dtype=torch.long)
+    mask[0, hidden] = 0
+    refused(model, decoder, "attention mask hides", attention_mask=mask)
+
+
+def test_another_model(decoder):
+    refused(build(ARCHITECTURES["llama"]()), decoder, "not for the model that generates")

@@ -38,7 +38,7 @@ from opt_tree.opt import OptTree
 from opt_tree.sampling import Sampling
 from opt_tree.tools import step_costs
 from opt_tree.tools.on_device import on_device
-from opt_tree.tools.presets import PRESETS, plain
+from opt_tree.tools.presets import PRESETS, make_preset, plain
 from opt_tree.tools.step_costs import auto
 from pretend import device as pretended
 from pretend import graphs, waits
@@ -100,12 +100,15 @@ def test_texts_and_trees_of_a_head_are_those_of_the_cpu(architecture, sampling):
     same(*(decoder(device, "eagle", architecture).generate(prompt(20), 12, sampling) for device in ("cuda", "cpu")))
 
 
-@pytest.mark.parametrize("preset", sorted(name for name, method in PRESETS.items() if method.part is None))
+UNTRAINED = {name for name, method in PRESETS.items() if method.part is None}
+
+
+@pytest.mark.parametrize("preset", sorted({*UNTRAINED, "opt", "chain", "kary", "eagle2", "sequoia:8"}))
 def test_presets(preset):
     texts = []
     for device in ("cpu", "cuda"):
         made = decoder(device, "draft")
-        ready = PRESETS[preset].make(made.target, made.drafter)
+        ready = make_preset(preset, made.target, made.drafter)
         texts.append(ready.generate(prompt(20), 7, DRAWN, seed=1).tokens)
     assert len(texts[0]) == len(texts[1])
     if not any(policy.children.sampled for policy in ready.policy.policies):

@@ -34,39 +34,21 @@ def fast() -> Iterator[None]:
         yield
 
 
-def proved(verifier: Verifier, kind: Callable[[int], Children], every: int) -> None:
-    """Raise AssertionError unless the verifier is exact for the kind if it names it, and only then. Of the pairs of
-    laws, one in so many is gone through.
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("verifier", LOSSLESS, ids=lambda verifier: verifier.__name__)
+def test_a_verifier_is_exact_for_the_kinds_that_it_names_and_for_no_other(
+    verifier: Verifier, kind: Callable[[int], Children], every: int
+) -> None:
+    """So a decoder refuses nothing that would be exact, and admits nothing that is not. Of the pairs of laws, one in so
+    many is gone through; over three tokens, too, as tests/methods/verifiers/test_verifiers_field.py counts out.
     """
-    exact = (
-        not verifier.valid_for or kind in verifier.valid_for
-    )  # over three tokens, too, as tests/methods/verifiers/test_verifiers_field.py counts out
+    exact = not verifier.valid_for or kind in verifier.valid_for
     children, vocab = kind(1 if verifier.chains_only else 2), 2 if exact else 3
     laws = None if every == 1 else dict(list(law_pairs(vocab, 1).items())[::every])
     proof = prove(verifier, children, vocab, depth=1, laws=laws)
     assert bool(proof) == exact, proof
     assert proof.error < 1e-15 if proof else proof.error > 1e-3
-
-
-VERIFIERS_AND_KINDS = [
-    pytest.param(verifier, kind, id=f"{verifier.__name__}-{name}")
-    for verifier in LOSSLESS
-    for name, kind in KINDS.items()
-]
-
-
-@pytest.mark.parametrize(("verifier", "kind"), VERIFIERS_AND_KINDS)
-def test_a_verifier_is_exact_for_the_kinds_that_it_names_and_for_no_other(
-    verifier: Verifier, kind: Callable[[int], Children]
-) -> None:
-    """So a decoder refuses nothing that would be exact, and admits nothing that is not."""
-    proved(verifier, kind, every=4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("verifier", "kind"), VERIFIERS_AND_KINDS)
-def test_so_it_is_by_all_pairs_of_laws(verifier: Verifier, kind: Callable[[int], Children]) -> None:
-    proved(verifier, kind, every=1)
 
 
 def test_why_the_kind_of_children_is_a_type() -> None:

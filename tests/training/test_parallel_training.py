@@ -17,12 +17,13 @@ from opt_tree import Decoder, OptTree, Static, load_drafter
 from opt_tree.methods.drafters.heads.early_exit import ExitLayer
 from opt_tree.methods.drafters.heads.one_pass import MedusaHeads
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.training.heads import block_loss, dspark, early_exit, medusa, parallel_spec
+from opt_tree.training.heads import block_loss, dspark, early_exit, medusa, train
 from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.block_loss import BlockLoss
 from opt_tree.training.heads.head_loss import Goal
-from opt_tree.training.heads.parallel_spec import ParallelLoss, ParallelPlan, new_parallel_head
+from opt_tree.training.heads.parallel_spec import ParallelLoss, new_parallel_head
 from opt_tree.training.heads.run import Training
+from opt_tree.training.plans import BlockPlan, DSparkPlan, JetSpecPlan, ParallelPlan
 
 folder, target, clock = test_heads_training.folder, test_heads_training.target, test_heads_training.clock
 
@@ -65,30 +66,30 @@ def test_every_depth_learns(folder, target, tmp_path):
     assert not torch.equal(masks, head.masks.weight)
 
 
-BLOCKS = ["--block", "3", "--layers", "0,1", "--depth", "1", "--rank", "8", "--mask", "60", "--anchors", "0.5"]
+BLOCKS = ["--block", "3", "--layers", "0,1", "--depth", "1", "--mask", "60", "--anchors", "0.5"]
 RUNS = [
-    (parallel_spec, "parallelspec", ["--depths", "3", "--vocab", "40"], 3),
-    (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "vanilla"], 3),
-    (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "gated"], 3),
-    (dspark, "dflash", [*BLOCKS, "--vocab", "40", "--kind", "dflash"], 3),
-    (dspark, "dflash", [*BLOCKS, "--vocab", str(VOCAB), "--kind", "jetspec"], 3),
-    (medusa, "medusa", ["--depths", "3", "--average", "0.5", "--frequent", "0", "--drawn", "0"], 3),
-    (early_exit, "exit", ["--depth", "2", "--average", "0.5"], 1),
+    ("parallelspec", ["--depths", "3", "--vocab", "40"], 3),
+    ("dspark", [*BLOCKS, "--rank", "8", "--vocab", "40", "--markov", "vanilla"], 3),
+    ("dspark", [*BLOCKS, "--rank", "8", "--vocab", "40", "--markov", "gated"], 3),
+    ("dflash", [*BLOCKS, "--vocab", "40"], 3),
+    ("jetspec", [*BLOCKS, "--vocab", str(VOCAB)], 3),
+    ("medusa", ["--depths", "3", "--average", "0.5", "--frequent", "0", "--drawn", "0"], 3),
+    ("exit", ["--depth", "2", "--average", "0.5"], 1),
 ]
 
 
-@pytest.mark.quick("opt_tree.training.heads.medusa-medusa-options5-3")
-@pytest.mark.parametrize(("module", "kind", "options", "passes"), RUNS)
-def test_a_run_goes_on_and_leaves_a_drafter(folder, tmp_path, target, module, kind, options, passes, clock):
-    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", *options]
+@pytest.mark.quick("medusa-options5-3")
+@pytest.mark.parametrize(("kind", "options", "passes"), RUNS)
+def test_a_run_goes_on_and_leaves_a_drafter(folder, tmp_path, target, kind, options, passes, clock, capsys):
+    arguments = ["--kind", kind, "--target", f"{folder}/target", "--features", f"{folder}/features", *options]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--save-minutes", "0.02"]
-    assert module.main([*arguments, "--minutes", "0.01"]) == 0
-    assert module.main([*arguments, "--minutes", "0.03", "--resume"]) == 0
+    assert train.main([*arguments, "--minutes", "0.01"]) == 0
+    assert train.main([*arguments, "--minutes", "0.03", "--resume"]) == 0
     records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
     assert [record["steps"] for record in records] == [3, 8]
     assert [len(record["loss"]) for record in records] == [passes] * 2
     assert records[-1]["loss"][0] < records[0]["loss"][0]
-    drafter = load_drafter(f"{kind}:{tmp_path}/final", target)
+    drafter = load_drafter(capsys.readouterr().out.split()[-1], target)
     text = Decoder(target, drafter, OptTree(6, 0.0)).generate([3, 9, 7], 8)
     assert text.tokens == Decoder(target, None, Static.empty()).generate([3, 9, 7], 8).tokens
     assert max(step.tree.nodes for step in text.steps) > 0
@@ -105,24 +106,30 @@ def test_a_parallel_head_begins_as_another_one(target, tmp_path):
         new_parallel_head(target.model, 3, tmp_path)
 
 
+PARALLEL = ["--kind", "parallelspec", "--vocab", "40"]
+JUDGED_OVER = f"--frequent 1024 and --drawn 256 of a draft vocabulary of {VOCAB}: both 0 judge over all of it"
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--depths", "1"], "--depths is at least 2"),
-        (["--frequent", "30", "--drawn", "20"], "--frequent 30 and --drawn 20 of a draft vocabulary of 40"),
+        ([*PARALLEL, "--depths", "1"], "--depths is at least 2"),
+        ([*PARALLEL, "--frequent", "30", "--drawn", "20"], "--frequent 30 and --drawn 20 of a draft vocabulary of 40"),
+        (["--kind", "medusa"], JUDGED_OVER),
+        (["--kind", "exit", "--depth", "4"], "--depth must be between 1 and 3, the target has 4 layers"),
+        (["--kind", "dflash", "--markov", "gated"], "--markov is for --kind dspark, not for dflash"),
+        (["--kind", "dspark", "--depths=3"], "--depths is for --kind medusa, parallelspec, not for dspark"),
+        (["--kind", "dspark", "--mask", str(VOCAB), "--vocab", "40"], "--mask is a token of the target"),
+        (["--kind", "dspark", "--average", "1"], "--average stays below 1"),
+        (["--kind", "medusas"], "invalid choice: 'medusas'"),
+        (["--kind"], "expected one argument"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(folder, tmp_path, capsys, options, complaint):
-    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
-    assert parallel_spec.main([*arguments, "--output", str(tmp_path), *options]) == 2
-    assert complaint in capsys.readouterr().err and not list(tmp_path.iterdir())
-
-
-def test_medusa_s_heads_are_judged_over_frequent_tokens_unless_told_otherwise(folder, tmp_path, capsys):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", str(tmp_path)]
-    assert medusa.main(arguments) == 2
-    line = f"--frequent 1024 and --drawn 256 of a draft vocabulary of {VOCAB}: both 0 judge over all of it"
-    assert line in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert train.main([*arguments, *options]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 def dspark_of(target, columns=VOCAB, **changes):
@@ -183,12 +190,12 @@ def test_the_losses_are_those_of_equations_8_to_10():
 
 
 @pytest.mark.parametrize(
-    ("kind", "loss_of"), [("gated", "dspark_losses"), ("dflash", "surprises"), ("jetspec", "divergences")]
+    ("options", "loss_of"), [(DSparkPlan, "dspark_losses"), (BlockPlan, "surprises"), (JetSpecPlan, "divergences")]
 )
-def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target, monkeypatch, kind, loss_of):
+def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target, monkeypatch, options, loss_of):
     """Place k is row k of a DSpark block, and the row behind it in the others, whose anchor's row says nothing."""
-    batch, plan = batch_of(folder, (0, 1)), dspark.DSparkPlan(block=BLOCK, depth=1, rank=8)
-    head = dspark.BlockModel(dspark.new_config(target.model, plan, (0, 1), kind, 60), VOCAB)
+    batch, plan = batch_of(folder, (0, 1)), options(block=BLOCK, depth=1)
+    head = dspark.BlockModel(dspark.new_config(target.model, plan, (0, 1), 60), VOCAB)
     loss = BlockLoss(head, target.model.float(), torch.arange(VOCAB), 0.5)
     anchors, real = loss.draw(batch)
     monkeypatch.setattr(loss, "draw", lambda _: (anchors, real))
@@ -206,20 +213,20 @@ def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target,
     assert real.all() and len(expected) > 20
     ((states, parents),), (given,) = scored, taken.values()
     assert [*taken] == [loss_of] and torch.equal(parents, batch.ids[rows, places])
-    first = 0 if kind == "gated" else 1
+    first = 0 if options is DSparkPlan else 1
     assert head.config["block_size"] == BLOCK + first
     assert torch.equal(states, loss.states(batch, anchors)[rows, columns, rank + first])
-    if kind != "jetspec":
+    if options is not JetSpecPlan:
         assert torch.equal(given[-1], batch.ids[rows, places + 1])
-    if kind != "dflash":
+    if options is not BlockPlan:
         goals = (batch.features[-1][rows, places].float() @ output.T).softmax(-1)
-        assert torch.allclose(given[1 if kind == "jetspec" else 2], goals, atol=1e-3)
+        assert torch.allclose(given[1 if options is JetSpecPlan else 2], goals, atol=1e-3)
     target.model.double()
 
 
 @pytest.mark.slow
 def test_every_place_of_a_block_learns(folder, target, tmp_path):
-    plan = dspark.DSparkPlan(minutes=1e9, block=BLOCK, anchors=0.5)
+    plan = DSparkPlan(minutes=1e9, block=BLOCK, anchors=0.5)
     torch.manual_seed(0)
     head = dspark.BlockModel(dspark_config(), VOCAB).float()
     documents = Documents(folder / "features", 200, (-1, 0, 1))
@@ -279,19 +286,11 @@ def test_an_exit_layer_is_asked_what_the_target_says_at_the_same_token(folder, t
     target.model.double()
 
 
-def test_an_exit_is_behind_some_layers_and_before_others(folder, tmp_path, capsys):
-    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", str(tmp_path)]
-    assert early_exit.main([*arguments, "--depth", "4"]) == 2
-    assert "--depth must be between 1 and 3, the target has 4 layers" in capsys.readouterr().err
-
-
-def test_a_kind_has_its_own_options_and_weights(folder, tmp_path, capsys, monkeypatch):
+def test_a_kind_has_its_own_weights_of_places(folder, tmp_path, monkeypatch):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", str(tmp_path)]
     arguments += [*BLOCKS, "--vocab", "40"]
-    assert dspark.main([*arguments, "--kind", "dflash", "--markov", "gated"]) == 2
-    assert "--markov is for DSpark models, not for --kind dflash" in capsys.readouterr().err
     decays = []
-    monkeypatch.setattr(dspark, "train_as_told", lambda training, *_: decays.append(training.plan.decay))
-    for options in (["--kind", "dflash"], ["--kind", "jetspec"], [], ["--kind", "jetspec", "--decay", "0.5"]):
-        assert dspark.main([*arguments, *options]) == 0
+    monkeypatch.setattr(Training, "run", lambda training: decays.append(training.plan.decay))
+    for options in (["dflash"], ["jetspec"], ["dspark"], ["jetspec", "--decay", "0.5"]):
+        assert train.main([*arguments, "--kind", *options]) == 0
     assert decays == pytest.approx([0.7788, 1, 0.7788, 0.5], abs=1e-4)

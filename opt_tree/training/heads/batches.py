@@ -1,6 +1,6 @@
 """Batches of the documents that `opt_tree.training.heads.features` left on disk, and their draft vocabulary.
 
-Owns which documents are trained on and which are held out. Parts may still be written while others are read.
+Owns which documents are trained on and which are held out.
 """
 
 from collections.abc import Sequence
@@ -35,33 +35,23 @@ class Documents:
     """The parts of a folder as batches; of the first part every fourth is held out."""
 
     def __init__(self, folder: Path, tokens: int, layers: Sequence[int]) -> None:
-        self.folder, self.tokens, self.layers = folder, tokens, tuple(layers)
-        self.known: set[Path] = set()
+        self.folder, self.layers = folder, tuple(layers)
         self.parts: list[FeatureFile] = []
-        self.train: list[Group] = []
+        groups: list[Group] = []
         self.heldout: list[Group] = []
-        if not self.refresh():
-            if self.known:
-                raise ValueError(
-                    f"{folder} holds one batch, which is held out: it takes more answers or fewer --tokens"
-                )
-            raise ValueError(f"no features (part-*.safetensors) in {folder}")
-
-    def refresh(self) -> list[Group]:
-        """Take in the parts that were written since; return their batches."""
-        new = []
-        for path in sorted(set(self.folder.glob("part-*.safetensors")) - self.known):
-            self.known.add(path)
+        for path in sorted(folder.glob("part-*.safetensors")):
             part = load_part(path)
             if missing := set(self.layers) - part.features.keys():
                 raise ValueError(f"{path} has no hidden states of layers {sorted(missing)}")
-            groups = [(len(self.parts), *ends) for ends in neighbours(part.starts.diff().tolist(), self.tokens)]
+            groups += [(len(self.parts), *ends) for ends in neighbours(part.starts.diff().tolist(), tokens)]
             if not self.parts:
                 self.heldout = groups[::4]
-            new += [group for group in groups if group not in self.heldout]
             self.parts.append(part)
-        self.train += new
-        return new
+        if not self.parts:
+            raise ValueError(f"no features (part-*.safetensors) in {folder}")
+        self.train = [group for group in groups if group not in self.heldout]
+        if not self.train:
+            raise ValueError(f"{folder} holds one batch, which is held out: it takes more answers or fewer --tokens")
 
     def size(self, layer: int) -> float:
         """Return the root mean square of a layer's states: the median over the tokens of the first part."""

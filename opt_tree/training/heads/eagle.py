@@ -1,16 +1,24 @@
 """An EAGLE-1 head in training (arXiv:2401.15077): a new one, its passes over its own estimates, and what is saved.
 
+By its paper: SmoothL1 to the target's next feature, a tenth as much cross-entropy through the target's own output
+layer, noise on the features, no pass on estimates. The released code multiplies the noise by 512 over a text's length;
+here it does not depend on it. Other options are HASS's (2408.15766), GRIFFIN's (2502.11018), FR-Spec's draft vocabulary
+(2502.14856), and what the embedded heads were trained by.
+
 Pair i of the input is (the target's feature of token i, the embedding of token i + 1); the output estimates feature
 i + 1. While drafting, the deeper levels see the head's own estimates instead of features. So does training in several
 passes (arXiv:2408.15766; "training-time test" in arXiv:2503.01840): pass s reads the estimates of pass s - 1.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
@@ -18,6 +26,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead, FeatureHead
 from opt_tree.training.files import write_checkpoint
+from opt_tree.training.heads.batches import Documents
+from opt_tree.training.heads.head_loss import HeadLoss, columns_of
 
 
 def layer_config(target: PreTrainedModel) -> LlamaConfig:
@@ -102,6 +112,34 @@ def passes(
         # Pair i reads feature i, which pair i - 1 estimated; pair 0 has no estimate and keeps the true feature.
         features = torch.cat([features[:, :1], estimates[-1][:, :-1].to(features.dtype)], 1)
     return estimates
+
+
+class EagleLoss(HeadLoss):
+    """An EAGLE-1 head with what judges it."""
+
+    passes = staticmethod(passes)
+
+    @classmethod
+    def new(cls, plan: Any, target: PreTrainedModel, documents: Documents) -> "EagleLoss":
+        tokens, output, goal = columns_of(target, documents.folder, plan)
+        sizes = [documents.size(layer) for layer in documents.layers[1:]]
+        goal = replace(goal, feature=plan.feature, noise=plan.noise)
+        loss = cls(cls.new_head(plan, target, sizes).float(), output, goal, sizes, tokens)
+        loss.tokens, loss.plan, loss.target = tokens, plan, target.config
+        return loss
+
+    @staticmethod
+    def new_head(plan: Any, target: PreTrainedModel, sizes: Sequence[float]) -> FeatureHead:
+        """Return what training begins with; `sizes`: what the features of each layer are divided by."""
+        head = new_head(target)
+        if plan.init:
+            head.load_published(load_file(plan.init / "model.safetensors"), str(plan.init))
+        head.embed_tokens.requires_grad_(plan.embedding)
+        return head
+
+    def save(self, folder: Path) -> None:
+        whole = len(self.tokens) == self.head.config.vocab_size
+        save_head(self.head, folder, None if whole else self.tokens)
 
 
 def save_head(head: EagleHead, folder: Path, tokens: Int[Tensor, " columns"] | None = None) -> None:

@@ -1,7 +1,12 @@
-"""An EAGLE-3 head before and after training: what it begins with, and the files that it is kept in."""
+"""An EAGLE-3 head in training (arXiv:2503.01840): what it begins with, and the files that it is kept in.
+
+By its paper: cross-entropy alone, over a draft vocabulary, through an output layer of its own; random weights; seven
+passes, each on the estimates of the one before, weighed by powers of 0.8.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -10,14 +15,33 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.methods.drafters.heads.eagle3 import chosen_layers
 from opt_tree.methods.drafters.heads.eagle3_files import ENTERED
 from opt_tree.methods.drafters.heads.eagle3_head import NORMS, Eagle3Head
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.heads.eagle import layer_config
+from opt_tree.training.heads.eagle import EagleLoss, layer_config
 from opt_tree.training.plans import LAYOUTS
 
 _OWN = 5.0
 """The attention's score of a pair with itself when training begins; that with another token lies around 0."""
+
+
+class Eagle3Loss(EagleLoss):
+    """An EAGLE-3 head with what judges it."""
+
+    @staticmethod
+    def layers_of(plan: Any, target: PreTrainedModel) -> tuple[int, ...]:
+        return (-1, *chosen_layers(plan.layers, target.config.num_hidden_layers))
+
+    @staticmethod
+    def new_head(plan: Any, target: PreTrainedModel, sizes: Sequence[float]) -> Eagle3Head:
+        return new_eagle3_head(target, plan.vocab, plan.warm, sizes[-1], plan.norm_before_residual)
+
+    def save(self, folder: Path) -> None:
+        self.fold()
+        plan = self.plan
+        told = {"layers": plan.layers, "verifier": self.target, "depth": plan.passes(1.0)}
+        save_eagle3(self.head, self.tokens, folder, plan.layout, plan.warm, **told)
 
 
 def new_eagle3_head(

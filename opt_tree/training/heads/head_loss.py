@@ -1,7 +1,7 @@
-"""What judges an EAGLE head on hidden states from disk: the cross-entropy with the target's distribution there."""
+"""What judges a head on hidden states from disk: the cross-entropy with the target's distribution there."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +15,9 @@ from transformers import PreTrainedModel
 
 from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
 from opt_tree.models.output_scaling import Scaling, scaling_of
-from opt_tree.training.heads.batches import Batch, most_frequent
-from opt_tree.training.heads.eagle import passes
+from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.features import COUNTS
-from opt_tree.training.plans import Judging
+from opt_tree.training.plans import Judging, Reduced
 
 _CHUNK = 128
 """Rows of logits held at once: what fits a core's cache with the loss and its gradient."""
@@ -97,13 +96,13 @@ class Goal:
 
 
 def columns_of(
-    target: PreTrainedModel, features: Path, plan: Judging, vocab: int | None = None
+    target: PreTrainedModel, features: Path, plan: Judging
 ) -> tuple[Int[Tensor, " columns"], Float[Tensor, "columns hidden"], Goal]:
-    """Return the most frequent tokens of the answers, as many as `vocab` says (None: all), the target's output rows of
-    them, with its scaling's factor, and what the plan says of the judge."""
+    """Return the most frequent tokens of the answers, as many as the draft vocabulary has (without one: all), the
+    target's output rows of them, with its scaling's factor, and what the plan says of the judge."""
     counts, output = np.load(features / COUNTS), target.get_output_embeddings().weight.detach()
     factor, cap = scaling_of(target)
-    kept = torch.arange(len(counts)) if vocab is None else most_frequent(counts, vocab, "target")
+    kept = most_frequent(counts, plan.vocab, "target") if isinstance(plan, Reduced) else torch.arange(len(counts))
     often = torch.from_numpy(np.argsort(-counts[kept], kind="stable")[: plan.frequent]) if plan.frequent else None
     return kept, output[kept] * factor, Goal(hard=plan.hard, often=often, drawn=plan.drawn, cap=cap)
 
@@ -115,13 +114,27 @@ class Judge(nn.Module):
     sizes: Sequence[float] = (1.0,)
     """What features are divided by; it is kept with a checkpoint."""
 
+    @staticmethod
+    def layers_of(plan: Any, target: PreTrainedModel) -> tuple[int, ...]:
+        """Return the target's layers whose outputs it is trained on; -1: the last one's, behind the norm."""
+        return (-1,)
+
+    @classmethod
+    @abstractmethod
+    def new(cls, plan: Any, target: PreTrainedModel, documents: Documents) -> "Judge":
+        """Return a new head for a target, with what judges it. `plan`: that of its kind."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the head as a drafter is loaded; it may change, since its training is over."""
+
     @abstractmethod
     def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
         """Judge the head on a batch in so many passes."""
 
 
 class HeadLoss(Judge):
-    """A head in the target's feature space with what judges it: an EAGLE head, unless a subclass says otherwise.
+    """A head in the target's feature space with what judges it.
 
     `output`: the target's output rows of the draft vocabulary. They read an EAGLE-3 head too, unless its own are
     trained. `tokens`: which tokens these are; None: all. Where the answer goes on with another one nothing is judged;
@@ -129,7 +142,8 @@ class HeadLoss(Judge):
     `sizes`: what an EAGLE-3 head's features are divided by, a number a layer. `fold` puts them into its `fc`.
     """
 
-    passes = staticmethod(passes)
+    passes: Callable[..., list[Tensor]]
+    """What the head estimates in each pass: a function of head, next tokens, features and number of passes."""
 
     def __init__(
         self,

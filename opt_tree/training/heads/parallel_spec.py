@@ -1,42 +1,10 @@
-"""Train a ParallelSpec head, group by group, from hidden states on disk (arXiv:2410.05589).
-
-    python -m opt_tree.training.heads.parallel_spec --target DIR --features DIR --output DIR --minutes 12
+"""A ParallelSpec head in training, group by group (arXiv:2410.05589).
 
 Every token of a document is a root once: its group is its own pair, which sees the true pairs before it, and the masks
 behind it, which see the same pairs and the masks before them, never those of another group. So one pass trains every
-depth of every group. The law that the target has at a token judges all groups that speak of it, as in
-`opt_tree.training.heads.train`, whose stream, clock and files these are. `--init` begins as an EAGLE-1 head.
+depth of every group. The law that the target has at a token judges all groups that speak of it.
 """
 
-import sys
-from dataclasses import dataclass
-
-from opt_tree.training.command_line import TrainingParser, command, existing, stream_parser
-from opt_tree.training.plans import Judging
-
-
-@dataclass(frozen=True)
-class ParallelPlan(Judging):
-    """How deep, and judged by what."""
-
-    depths: int = 5  # layers of a draft: the root's pair and the masks
-
-    def passes(self, progress: float) -> int:
-        return self.depths
-
-
-def new_parser() -> TrainingParser:
-    parser = stream_parser("Train a ParallelSpec head from hidden states on disk.", ParallelPlan())
-    parser.add_argument("--init", type=existing, help="EAGLE-1 head to begin as, but for its embedding")
-    return parser
-
-
-main = command(new_parser, "opt_tree.training.heads.parallel_spec:train")
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-import argparse
 from pathlib import Path
 
 import torch
@@ -48,17 +16,25 @@ from transformers import PreTrainedModel
 
 from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.methods.drafters.heads.parallel_spec import ParallelHead
-from opt_tree.models.checkpoints import load_weights
-from opt_tree.system.command_line import from_fields
-from opt_tree.training.files import working_dtype, write_checkpoint
+from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.eagle import LayerPasses, new_head
 from opt_tree.training.heads.head_loss import HeadLoss, columns_of
-from opt_tree.training.heads.run import Training, train_as_told
+from opt_tree.training.plans import ParallelPlan
 
 
 class ParallelLoss(HeadLoss):
     """A parallel head with what judges it; pass d is depth d + 1."""
+
+    @classmethod
+    def new(cls, plan: ParallelPlan, target: PreTrainedModel, documents: Documents) -> "ParallelLoss":
+        tokens, output, goal = columns_of(target, documents.folder, plan)
+        loss = cls(new_parallel_head(target, plan.depths, plan.init), output, goal)
+        loss.tokens = tokens
+        return loss
+
+    def save(self, folder: Path) -> None:
+        save_parallel(self.head, folder, self.tokens)
 
     @staticmethod
     def passes(
@@ -101,15 +77,3 @@ def save_parallel(head: ParallelHead, folder: Path, tokens: Int[Tensor, " column
     config = {**head.config.to_diff_dict(), "architectures": ["LlamaForCausalLMParallelSpec"], "dtype": "bfloat16"}
     tensors = {name: tensor for name, tensor in head.state_dict().items() if name != "embed_tokens.weight"}
     write_checkpoint(config, tensors | dict(vocabulary_tensors(tokens, head.config.vocab_size)), folder)
-
-
-def train(args: argparse.Namespace) -> None:
-    plan = from_fields(ParallelPlan, args)
-    if plan.depths < 2:
-        raise ValueError(f"--depths is at least 2, got {plan.depths}")
-    plan.check(args.vocab)
-    target = load_weights(str(args.target), working_dtype())
-    kept, output, goal = columns_of(target, args.features, plan, args.vocab)
-    model = ParallelLoss(new_parallel_head(target, plan.depths, args.init), output, goal)
-    training = Training(model, Documents(args.features, plan.tokens, (-1,)), plan, args.output)
-    train_as_told(training, args, "parallelspec", lambda loss, folder: save_parallel(loss.head, folder, kept))

@@ -3,11 +3,10 @@
 Owns the clock, the learning rate and the running mean; what is trained and what judges it is a `Judge`.
 """
 
-import argparse
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,6 @@ from opt_tree.training.heads.batches import Batch, Documents, Group
 from opt_tree.training.heads.head_loss import Judge
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.plans import Pace
-
-Save = Callable[[Any, Path], None]
-"""Writes a trained `Judge`'s head to a folder."""
 
 
 @contextmanager
@@ -49,16 +45,11 @@ class Training:
         self.seconds, self.steps, self.tokens = 0.0, 0, 0
 
     def order(self) -> Iterator[Group]:
-        """Yield groups of documents for ever, each epoch in another order; parts that are new come first."""
-        rng = np.random.default_rng((self.plan.seed, self.steps))
-        waiting: list[Group] = []
+        """Yield groups of documents for ever, each epoch in another order."""
+        rng, train = np.random.default_rng((self.plan.seed, self.steps)), self.documents.train
         while True:
-            new = self.documents.refresh()
-            waiting += [new[index] for index in rng.permutation(len(new))]
-            if not waiting:
-                train = self.documents.train
-                waiting = [train[index] for index in rng.permutation(len(train))]
-            yield waiting.pop()
+            for index in rng.permutation(len(train))[::-1]:
+                yield train[index]
 
     def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Take one optimizer step; return loss and share of equal argmaxes by pass."""
@@ -120,29 +111,14 @@ class Training:
         self.model.sizes = self.kept.sizes = state["sizes"]
         self.seconds, self.steps, self.tokens = state["seconds"], state["steps"], state["tokens"]
 
-    def run(self, save: Save, marks: Sequence[float] = ()) -> None:
-        """Train until the minutes are over; let `save` write the head then (`final`), and when a mark is passed.
-
-        It gets a copy of what is kept, to do with as it likes.
-        """
-
-        def keep(name: str) -> None:
-            save(copy.deepcopy(self.kept), self.output / name)
-            note = (
-                f"{counted(torch.get_num_threads(), 'CPU thread')}, {counted(self.steps, 'step')}, {self.tokens} tokens"
-            )
-            made = {"minutes": round(self.seconds / 60, 2), "on": note}
-            write_text(self.output / name / TRAINING, json.dumps(made) + "\n")
-
+    def run(self) -> None:
+        """Train until the minutes are over; then write the head."""
         end, saved, mean = 60 * self.plan.minutes, self.seconds, torch.zeros(0)
         bar = tqdm(total=round(end), initial=round(self.seconds), unit="s")
-        waiting = sorted(mark for mark in marks if 60 * mark > self.seconds)
         for group in self.order():
             begin = time.process_time()
             _, equal = self.step(self.documents[group])
             self.seconds += time.process_time() - begin
-            if waiting and self.seconds >= 60 * waiting[0]:
-                keep(f"minutes-{waiting.pop(0):g}")
             mean = equal if len(mean) != len(equal) else 0.97 * mean + 0.03 * equal
             bar.update(round(self.seconds) - bar.n)
             shown = " ".join(f"{share:.3f}" for share in mean.tolist())
@@ -152,12 +128,8 @@ class Training:
                 self.save()
                 saved = self.seconds
             if over:
-                return keep("final")
-
-
-def train_as_told(training: Training, args: argparse.Namespace, kind: str, save: Save) -> None:
-    """Train as a command line of `stream_parser` says, and name the drafter, whose spec is of this `kind`."""
-    if args.resume:
-        training.resume()
-    training.run(save, args.marks)
-    print(f"done; to decode with it: --target {args.target} --drafter {kind}:{args.output / 'final'}")
+                break
+        self.kept.save(self.output / "final")
+        note = f"{counted(torch.get_num_threads(), 'CPU thread')}, {counted(self.steps, 'step')}, {self.tokens} tokens"
+        made = {"minutes": round(self.seconds / 60, 2), "on": note}
+        write_text(self.output / "final" / TRAINING, json.dumps(made) + "\n")

@@ -101,7 +101,7 @@ def test_a_target_with_adapters_is_cut_as_the_model_inside(tmp_path):
     """The adapters are in both halves. The exit's own layer has none: its files are those of the bare target."""
     peft = pytest.importorskip("peft")
     bare, _ = target, drafter = pair_of()
-    save_exit(drafter.lm.model, target.model, tmp_path)
+    save_exit(drafter.lm.model, target.model.config, tmp_path)
     config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "up_proj"], init_lora_weights=False)
     adapted = CausalLM(peft.get_peft_model(deep(), config).double().eval())
     drafter = load_drafter(f"exit:{tmp_path}", adapted)
@@ -232,7 +232,7 @@ class TestFiles:
 
     @pytest.fixture
     def folder(self, tmp_path, target):
-        save_exit(exit_of(target), target.model, tmp_path / "exit")
+        save_exit(exit_of(target), target.model.config, tmp_path / "exit")
         return tmp_path / "exit"
 
     def test_what_was_saved_drafts(self, folder, target):

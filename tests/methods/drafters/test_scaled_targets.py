@@ -24,7 +24,7 @@ from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.output_scaling import Scaling, scaling_of
 from opt_tree.training.heads.features import COUNTS
 from opt_tree.training.heads.head_loss import JudgedEntropy, TargetSide, columns_of
-from opt_tree.training.heads.medusa import MedusaPlan
+from opt_tree.training.plans import MedusaPlan
 
 pytestmark = pytest.mark.slow
 
