@@ -88,18 +88,17 @@ class Tabled(TensorDrafter):
             vocab = max(vocab, drafter.store.vocab)
             if self._store is None:
                 self._store = StoreTensors(drafter.store, device)
-        whole = context if drafter.weight else []
-        new, text, same = whole[self._known :], self._text, self._counts is drafter.text.counts
+        new, text, same = context[self._known :], self._text, self._counts is drafter.text.counts
         # The step behind this one may be launched before it is known how many tokens this one brings.
-        if text is None or not text.fits(len(whole) + 2 * room, max(new if same else whole, default=0)):
-            most = max(vocab, 2 ** max(whole, default=0).bit_length())
-            places = max(_LEAST_PLACES, 2 ** (len(whole) + 2 * room).bit_length())
+        if text is None or not text.fits(len(context) + 2 * room, max(new if same else context, default=0)):
+            most = max(vocab, 2 ** max(context).bit_length())
+            places = max(_LEAST_PLACES, 2 ** (len(context) + 2 * room).bit_length())
             text, same = TextTensors(places, most, device), False
             self._beta = send(np.array(drafter.beta[::-1]), device)
         if not same or len(new) > room:
-            text.fill(np.array(whole, dtype=np.int64))
+            text.fill(np.array(context, dtype=np.int64))
             self._text, self._counts = text, drafter.text.counts
-            new, self._known = [], len(whole)
+            new, self._known = [], len(context)
         numbers = np.full(self.sends(layers), -2)
         numbers[0], tail = self._known, context[-order:]
         numbers[1 + order - len(tail) : 1 + order] = tail
@@ -108,19 +107,16 @@ class Tabled(TensorDrafter):
         return numbers
 
     def goes_on(self, length: int, layers: int, vocab: int) -> bool:
-        text, known = self._text, length if self.drafter.weight else 0
-        return text is not None and text.fits(known + layers + 1, vocab - 1)
+        return self._text is not None and self._text.fits(length + layers + 1, vocab - 1)
 
     def sent_after(
         self, more: Int[Tensor, " numbers"], emitted: Int[Tensor, " path"], accepted: Int[Tensor, ""]
     ) -> Int[Tensor, " numbers"]:
         order, device = self.drafter.order, more.device
         tail = torch.cat([more[1 : 1 + order], emitted])[accepted + 1 + torch.arange(order, device=device)]
-        known, new = more[:1], torch.full_like(more[1 + order :], -2)
-        if self.drafter.weight:
-            known = known + (more[1 + order :] >= 0).sum()
-            there = torch.arange(len(emitted), device=device) <= accepted
-            new[: len(emitted)] = torch.where(there, emitted, -2)
+        known, new = more[:1] + (more[1 + order :] >= 0).sum(), torch.full_like(more[1 + order :], -2)
+        there = torch.arange(len(emitted), device=device) <= accepted
+        new[: len(emitted)] = torch.where(there, emitted, -2)
         return torch.cat([known, tail, new])
 
     def begin(self, behind: Behind) -> Float[Tensor, "1 columns"]:
@@ -128,8 +124,7 @@ class Tabled(TensorDrafter):
         assert text is not None
         text.add(behind.more[1 + order :], behind.more[0])
         self._tails, self._nodes = behind.more[1 : 1 + order][None], behind.nodes
-        # A table that does not look at the text looks at no place of it.
-        self._tokens, self._where = text.tokens[: behind.keys if self.drafter.weight else 0], text.where
+        self._tokens, self._where = text.tokens[: behind.keys], text.where
         places = torch.arange(len(self._tokens), device=device)
         self._first = torch.where(self._tokens < 0, places, self._where[self._tokens.clamp(min=0)])
         self._late, self._lengths = places + LATE, torch.arange(order, 0, -1, device=device)

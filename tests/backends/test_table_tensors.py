@@ -45,8 +45,6 @@ TABLES = {
     "ngram": lambda: NGramDrafter(),
     "ngram, the longest match alone": lambda: NGramDrafter((0, 0, 0)),
     "store": lambda: StoreDrafter(store_of(), (30.0, 3.0, 1.0)),
-    "store, a third for the text": lambda: StoreDrafter(store_of(), (3.0, 2.0, 1.0), weight=1 / 3),
-    "store alone": lambda: StoreDrafter(store_of(), (3.0, 2.0, 1.0), weight=0),
     "store, the longest match alone": lambda: StoreDrafter(store_of(), longest=True),
     "store of 64 bits": lambda: StoreDrafter(store_of(8), (3.0, 2.0, 1.0)),
     "store, keys that collide": lambda: StoreDrafter(store_of(1), (3.0, 2.0, 1.0)),
@@ -113,7 +111,7 @@ def test_a_text_outgrows_its_places_and_its_vocabulary(monkeypatch):
 
 
 @pytest.mark.quick("ngram")
-@pytest.mark.parametrize("name", ["ngram", "store", "store alone"])
+@pytest.mark.parametrize("name", ["ngram", "store"])
 def test_texts_and_trees_are_those_of_the_host(name):
     target = CausalLM(tiny("llama"))
     for policy, sampling in ((OptTree(12, 0.0, 5), DRAWN), (OptTree(40, 0.1, 7), Sampling())):
@@ -134,7 +132,7 @@ def compared(decoder: Decoder, sampling: Sampling, lengths: tuple[int, ...]) -> 
 JOINED = {
     "graft of a draft model": lambda **how: Grafted(drafter_of("lm", **how), TABLES["store"]()),
     "graft of a head": lambda **how: Grafted(drafter_of("eagle", **how), TABLES["ngram"]()),
-    "graft of one pass": lambda **how: Grafted(drafter_of("parallelspec", **how), TABLES["store alone"]()),
+    "graft of one pass": lambda **how: Grafted(drafter_of("parallelspec", **how), TABLES["store"]()),
     "graft of a block": lambda **how: Grafted(drafter_of("dspark", **how), TABLES["store"]()),
     "copy of a draft model": lambda **how: Copying(drafter_of("lm", **how)),
     "copy of a head of fewer tokens": lambda **how: Copying(drafter_of("eagle3", **how)),
