@@ -144,8 +144,6 @@ class Decoder:
         try:
             check_others(others)
             most = check_new_tokens(max_new_tokens)
-            if not isinstance(sampling, Sampling):
-                raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
             stop = rule_for(stop, self.target.ends)
             if streamer is not None and not callable(getattr(streamer, "put", None)):
                 raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
@@ -238,6 +236,8 @@ class Decoder:
     def _run(
         self, context: list[int], max_new_tokens: int | None, sampling: Sampling, random: Random, reuse: bool
     ) -> Run:
+        if not isinstance(sampling, Sampling):
+            raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
         end = self.target.max_context
         if max_new_tokens is not None:
             end = min(end, len(context) + max_new_tokens)

@@ -272,8 +272,8 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     refused("width", generate_batch, decoder, [ids], width=1.5)
     refused("prompts", generate_batch, decoder, 5)
     for call in (decoder.generate, decoder.steps, lambda prompt, **how: generate_batch(decoder, [prompt], **how)):
+        refused("sampling", call, ids, sampling=0.7)
         refused("stop", call, ids, stop="end")
-    refused("sampling", decoder.generate, ids, sampling=0.7)
     for word, number in (("top_k", math.inf), ("top_k", math.nan), ("temperature", 10**400)):
         with pytest.raises(ValueError, match=f"^{word} must be .*, got "):
             o.Sampling(**{word: number})

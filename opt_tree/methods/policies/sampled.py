@@ -97,6 +97,7 @@ class Sampled(TreePolicy):
 
 @register("chains", about="k independent paths", paper="2305.09781")
 def _chains(nodes: int, k: int = 3) -> Sampled:
+    check_sizes(k=k)
     if k > nodes:
         raise ValueError(f"{k} chains need at least {k} nodes, the budget is {nodes}")
     return Sampled.chains(k, min(nodes // k, DEPTH))
@@ -105,6 +106,7 @@ def _chains(nodes: int, k: int = 3) -> Sampled:
 @register("delayed", about="one path first, then branches", paper="2602.16994")
 def _delayed(nodes: int, branches: int = 3, trunk: int = 2, length: int | None = None) -> Sampled:
     """Without a length, branches as long as the budget allows."""
+    check_sizes(branches=branches)
     trunk = min(trunk, nodes)
     if length is None:
         length = min((nodes - trunk) // branches, DEPTH - trunk)

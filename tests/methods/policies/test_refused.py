@@ -20,6 +20,7 @@ from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.greedy_static import greedy_static_tree
 from opt_tree.methods.policies.jetspec import JetSpecTree
 from opt_tree.methods.policies.priced import Priced
+from opt_tree.methods.policies.registry import make_policy
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.policies.sequoia import sequoia_tree
@@ -32,6 +33,8 @@ COSTS = Costs.straight(1.0, 1.0, 1.0, 1.0, 1.0)
 ROW = ((1, 1.0),)
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: make_policy("chains:0", 60), "k must be at least 1, got 0"),
+    (lambda: make_policy("delayed:0", 60), "branches must be at least 1, got 0"),
     (lambda: OptTree(nodes=0), "nodes must be at least 1, got 0"),
     (lambda: OptTree(nodes=-3), "nodes must be at least 1, got -3"),
     (lambda: OptTree(nodes=HUGE), TOO_MUCH),
