@@ -264,8 +264,8 @@ def overview() -> str:
             "## Presets\n",
             "`make_preset(NAME, target, drafter)` of `opt_tree.tools.presets`: a method's decoder. PATH is the folder",
             "of what was trained for it. `python -m experiments.systems` sets those of five papers beside OPT-Tree.",
-            "A tree policy is one as well, under 60 nodes and judged by `match`: `eagle2`, `sequoia:8`. `sequoia`,",
-            "`medusa` and `eagle1` are trees of assumed rates, each rank's half of the last one's.\n",
+            "A tree policy is one as well, with 60 nodes at most and judged by `match`: `eagle2`, `sequoia:8`.",
+            "`sequoia`, `medusa` and `eagle1` are trees of assumed rates, each rank's half of the last one's.\n",
             table(PRESETS.values(), {}),
         ]
     )

@@ -40,7 +40,6 @@ LEFT_OUT = {
     r"--tasks TASKS": "tasks are one's own choice; tests/integrations/test_other_doors.py runs one",
     r"mt_bench|mt\.jsonl|speed_bench": "a question set of other people's, which is fetched first; an hour",
     r"opt_tree\.training\.": "names files that training wrote before; hours",
-    r"^python [\w./ -]*\.\.\.": "an outline",
     r"path/or/hub-id": "names models of one's own; tests/integrations/test_other_doors.py runs it",
 }
 """Patterns of commands that are not run, and why."""

@@ -122,8 +122,8 @@ class Place:
             for lm in models:
                 lm.backend, lm.buckets = lm.eager, None
 
-    def engines(self, pair: Pair) -> Iterator[str]:
-        """Yield the engines' names in turn, each while it computes the forwards of the pair."""
+    def backends(self, pair: Pair) -> Iterator[str]:
+        """Yield the backends' names in turn, each while it computes the forwards of the pair."""
         yield "eager"
         with self.captured(pair):
             yield "captured"
@@ -163,12 +163,12 @@ def machine(place: Place) -> list[Row]:
 
 
 def exact(place: Place) -> list[Row]:
-    """Float32 texts: both engines, plain and by trees, against plain decoding on the CPU."""
+    """Float32 texts: both backends, plain and by trees, against plain decoding on the CPU."""
     pair, here = place.pair(), load_pair("demo", dtype="float32", device="cpu")
     rows: list[Row] = []
     prompts = [pair.encode(question) for question in QUESTIONS]
     expected = [plain(here.target).generate(prompt, place.new_tokens, stop=None).tokens for prompt in prompts]
-    for name in place.engines(pair):
+    for name in place.backends(pair):
         for method, decoder in (
             ("plain", plain(pair.target)),
             ("OPT-Tree", _trees(pair)),

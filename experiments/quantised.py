@@ -2,7 +2,7 @@
 
     python -m experiments.quantised --base-model-path smollm2 --text corpus.jsonl.xz --answers plain.bf16.jsonl
 
-Times: one forward of so many rows behind 128 tokens, every kind of weights and engine in turn, medians; and a prefill.
+Times: one forward of so many rows behind 128 tokens, every kind of weights and backend in turn, medians; and a prefill.
 Their limit is the larger of two times: weights over the memory's bandwidth, products over the processor's peak. Both
 are given, as a loop of loads and a loop of dot-product instructions measure them.
 Quality: perplexity of text, and how often the most likely token is the one that bfloat16 chose in its own answers.

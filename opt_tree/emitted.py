@@ -1,7 +1,7 @@
 """What the target said of the tokens that it emitted: whether they could be drawn at all, and their log-probabilities.
 
-Owns the refusal of a row without a choice: a verifier answers some token for any row of numbers. Owns what is kept of a
-step when somebody asks for log-probabilities: it stays where the logits lie until the generation is over, so that no
+Both read the rows of a step's path, after it was judged. A row without a choice is refused: a verifier answers some
+token for any row of numbers. What somebody asks for stays where the logits lie until the generation is over, so that no
 step waits for it.
 """
 

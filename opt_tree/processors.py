@@ -1,7 +1,7 @@
 """How a logits processor is asked about the rows of a tree: each with its own history, where it needs one.
 
-Owns the token ids that processors are shown, the refusal of those that keep state, and top-p without sorting the
-vocabulary. Knows nothing of verification.
+Owns the token ids that processors and stopping criteria are shown, the refusal of processors that keep state, and top-p
+without sorting the vocabulary. Knows nothing of verification.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ _STATEFUL = tuple(
     for name in ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
     if hasattr(logits_process, name)
 )
-# Read and found to advance one state a call. What is not listed is caught by its answers, see `asked`.
+# Read and found to advance one state a call. What is not listed is caught by its answers, see `row_by_row`.
 _STATEFUL_MODULES = ("xgrammar.contrib.hf",)
 _EXACT = "FromHistory makes a grammar exact (docs/limits.md)"
 
@@ -109,7 +109,7 @@ def by_row(process: Callable, logits: Float[Tensor, "rows vocab"]) -> Float[Tens
     return cut(process, logits) if type(process) is TopPLogitsWarper else process(None, logits)
 
 
-def asked(
+def row_by_row(
     process: Callable, logits: Float[Tensor, "rows vocab"], tree: Tree, history: History, rows: Sequence[int]
 ) -> Float[Tensor, "rows vocab"]:
     """Return what a processor makes of the logits of these rows of the tree, which are ours to overwrite.
@@ -138,8 +138,6 @@ def asked(
     return answers[0] if len(answers) == 1 else torch.cat(answers)
 
 
-# Top-p without sorting the vocabulary: what transformers' warper keeps, at a fortieth of its cost.
-
 _BAND = 1e-6
 """A sum of probabilities this near to the border might fall on its other side in the warper's order of adding."""
 _COARSE = (4096.0, 64.0, 1.0)
@@ -147,7 +145,7 @@ _COARSE = (4096.0, 64.0, 1.0)
 
 
 def cut(warper: TopPLogitsWarper, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-    """Return what the warper returns; the rows are ours to overwrite.
+    """Return what the warper returns, without sorting the vocabulary, at a fortieth of its cost.
 
     The tokens of less than (1 - p) / vocabulary have less than 1 - p together: all of them are dropped, and only the
     others, a few hundred of 128 thousand in a language model, have to be sorted. A row that is nearly flat, or so

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from opt_tree.errors import require
-from opt_tree.processors import History, asked, check_stateless, history_of, is_foreign
+from opt_tree.processors import History, check_stateless, history_of, is_foreign, row_by_row
 from opt_tree.tree import Tree, on_host
 
 
@@ -96,7 +96,7 @@ class Sampling:
         if steps or not self.greedy:
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         for process in steps:
-            logits = asked(process, logits, tree, history, rows)
+            logits = row_by_row(process, logits, tree, history, rows)
         return logits
 
 

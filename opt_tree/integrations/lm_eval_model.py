@@ -6,6 +6,7 @@ lm-eval 0.4.13 keeps models in a registry and reads no entry points. So this is 
         --model_args pretrained=demo,nodes=12 --tasks TASKS
 
 The answers are those of `--model hf`; they come sooner. lm-eval is no dependency of the library: `pip install lm-eval`.
+What stands below `main` needs it.
 """
 
 import sys
@@ -14,14 +15,14 @@ NAME = "opt-tree"
 
 
 def register() -> None:
-    """Make `opt-tree` known to lm-eval, which imports it when it is asked for. ImportError where lm-eval is missing."""
+    """Make `opt-tree` known to lm-eval, which imports this file by its name for it."""
     from lm_eval.api.registry import model_registry
 
     if NAME not in model_registry:
         model_registry.register(NAME, target="opt_tree.integrations.lm_eval_model:TreeLM")
 
 
-def main() -> None:
+def main() -> int:
     """Run lm-eval's command line, where `--model opt-tree` is known."""
     try:
         from lm_eval.__main__ import cli_evaluate
@@ -29,11 +30,11 @@ def main() -> None:
         sys.exit("error: lm-eval is not installed: pip install lm-eval")
     register()
     cli_evaluate()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
-    sys.exit()
+    sys.exit(main())
 
 from typing import Any
 

@@ -34,6 +34,9 @@ class _Published:
         """Models are always in evaluation mode here; kept because the published scripts call it."""
         return self
 
+    training = False
+    """The published scripts print it behind `eval()`."""
+
     def _generate(
         self,
         input_ids: Int[Tensor, "1 length"],

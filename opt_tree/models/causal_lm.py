@@ -90,6 +90,8 @@ class CausalLM(Model):
 
     @buckets.setter
     def buckets(self, buckets: Buckets | None) -> None:
+        if buckets is not None and self.recurrent:
+            raise UnsupportedModelError(f"{self.name} has layers with a running state, which score a tree as it is")
         self.eager.buckets = buckets
 
     @property

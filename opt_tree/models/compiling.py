@@ -6,6 +6,7 @@ Owns the decision: a backend is taken only when it computes what the eager one d
 
 import warnings
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -31,18 +32,19 @@ _ROW, _WHOLE = 0.3, 0.05
 """The same in narrower dtypes: as a part of a row, and of all of them, by their norms. A wrong row is off by 1."""
 
 
-def compile_forwards(lm: AnyLM, make: bool = True, buckets: Buckets = Buckets()) -> bool:
+def compile_forwards(lm: AnyLM, make: bool = True, buckets: Buckets | None = None) -> bool:
     """Compute a model's forwards by compiled code from now on; return whether that is so.
 
     Its context is forgotten. A package is made once, in minutes, and kept in the user's cache (see
     `backends/package_cache.py`); with make=False only one that is there is taken. On CUDA forwards are captured as
-    graphs instead, one for each shape of `buckets`, when it first comes or in `warm_up`.
+    graphs instead, one for each shape of `buckets`, when it first comes or in `warm_up`; None: of those that it has,
+    else of `Buckets()`.
     Where a model cannot be compiled it stays eager, and a warning says why in one line. The weights are those of now:
     a text that begins after a change of the model is computed eagerly, with a warning, until it is compiled again.
     """
     require((CausalLM, ChainLM), lm=lm)
     require(bool, make=make)
-    require(Buckets, buckets=buckets)
+    require((Buckets, NoneType), buckets=buckets)
     if not isinstance(lm, CausalLM):
         if make:
             warnings.warn(f"{lm.name} is not compiled: it keeps a cache of its own", stacklevel=2)
@@ -58,7 +60,8 @@ def compile_forwards(lm: AnyLM, make: bool = True, buckets: Buckets = Buckets())
         if what := "layers with a running state" if lm.recurrent else rope_border(lm.model) and "LongRoPE":
             raise CompileError(f"it has {what}, and a graph holds nothing that changes with the context")
         if lm.device.type == "cuda":
-            lm.backend, lm.buckets = Captured(eager, buckets.rows), buckets
+            lm.buckets = buckets or before or Buckets()
+            lm.backend = Captured(eager, lm.buckets.rows)
         elif lm.device.type != "cpu":
             raise CompileError(f"packages are for CPUs and graphs for CUDA, and it is on {lm.device.type}")
         else:  # one kind of layer means one mask, as `CausalLM` makes it

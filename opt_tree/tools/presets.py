@@ -109,8 +109,9 @@ def delayed_selected(target: Target, drafter: Drafter, folder: str) -> Decoder:
 def make_preset(spec: str, target: Target, drafter: Drafter) -> Decoder:
     """Make the decoder of a preset: `rasd`, or `adaeagle:PATH` for one with a trained part; "demo" is the embedded one.
 
-    A tree policy is one too, under 60 nodes and judged by `match`: `eagle2`, `sequoia:8`. Raises ValueError for an
-    unknown name and a path that is missing or not wanted, CheckpointError for a PATH that holds nothing for this pair.
+    A tree policy whose name is not in the list is one too, with 60 nodes at most and judged by `match`: `eagle2`,
+    `sequoia:8`. Raises ValueError for an unknown name and a path that is missing or not wanted, CheckpointError for a
+    PATH that holds nothing for this pair.
 
         make_preset("adaeagle:demo", pair.target, pair.drafter).generate(pair.encode("Why is the sky blue?"))
     """
@@ -119,14 +120,17 @@ def make_preset(spec: str, target: Target, drafter: Drafter) -> Decoder:
         return Decoder(target, drafter, make_policy(spec, OptTree.nodes))
     method = PRESETS.named(name)
     if (method.part is not None) != bool(path):
-        what = "no files" if method.part is None else f"a folder: {name}:PATH"
+        what = "no path and no parameters" if method.part is None else f"a folder: {name}:PATH"
         raise ValueError(f"preset {name} reads {what}, got {spec!r}")
     return method.make(target, drafter, *([resolve(path, method.part)] if method.part else []))
 
 
-PRESETS.register("adaeagle_ddd", "the same, drafted on while the head is sure", "2412.18910", part="length")(
-    lambda target, drafter, folder: adaeagle(target, drafter, folder, math.exp(-0.6))
-)
+PRESETS.register(
+    "adaeagle_ddd",
+    "an EAGLE head's chain of predicted length, drafted on while it is sure",
+    "2412.18910",
+    part="length",
+)(lambda target, drafter, folder: adaeagle(target, drafter, folder, math.exp(-0.6)))
 PRESETS.register("eesd_beta", "an early exit's chain, its length by the Beta posterior", "2406.03853")(
     lambda target, drafter: eesd(target, drafter, BetaLength)
 )

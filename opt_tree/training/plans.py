@@ -39,7 +39,7 @@ class Pace(ABC):
 
     spec: ClassVar[str]
     """Kind of the drafter that it becomes."""
-    head: ClassVar[str]
+    judge: ClassVar[str]
     """The class of what is trained, a `Judge`: "module:class" of `opt_tree.training.heads`."""
     minutes: float = option(45.0, "of process time, of the whole run, resumed parts included")
     lr: float = option(5e-3, "highest learning rate; it falls linearly to nothing")
@@ -108,7 +108,7 @@ class Unrolled(Reduced, Judging):
 class EaglePlan(Unrolled):
     """EAGLE-1 by its paper, which weighs feature and tokens by 1 and 0.1."""
 
-    spec, head = "eagle", "eagle:EagleLoss"
+    spec, judge = "eagle", "eagle:EagleLoss"
     unroll: str = "1:1"
     feature: float = 10.0
     noise: float = 0.1
@@ -125,7 +125,7 @@ class EaglePlan(Unrolled):
 class Eagle3Plan(Unrolled):
     """EAGLE-3: which layers it reads, what it begins as, how it is kept."""
 
-    spec, head = "eagle", "eagle3:Eagle3Loss"
+    spec, judge = "eagle", "eagle3:Eagle3Loss"
     layout: str = option(LAYOUTS[0], "of the head's folder", choices=LAYOUTS)
     layers: tuple[int, ...] | None = option(
         None, "layers whose outputs it reads (default: the published ones)", type=whole_numbers
@@ -138,7 +138,7 @@ class Eagle3Plan(Unrolled):
 class MedusaPlan(Judging):
     """How many heads, and judged by what."""
 
-    spec, head = "medusa", "medusa:MedusaLoss"
+    spec, judge = "medusa", "medusa:MedusaLoss"
     hard: float = 0.5
     frequent: int = 1024
     drawn: int = 256
@@ -152,7 +152,7 @@ class MedusaPlan(Judging):
 class ParallelPlan(Reduced, Judging):
     """How deep, and what a ParallelSpec head begins as."""
 
-    spec, head = "parallelspec", "parallel_spec:ParallelLoss"
+    spec, judge = "parallelspec", "parallel_spec:ParallelLoss"
     depths: int = option(5, "layers of a draft: the root's pair and the masks")
     init: Path | None = option(None, "EAGLE-1 head to begin as, but for its embedding", type=existing)
 
@@ -169,7 +169,7 @@ class ParallelPlan(Reduced, Judging):
 class ExitPlan(Judging):
     """Where the exit is, and judged by what."""
 
-    spec, head = "exit", "early_exit:ExitLoss"
+    spec, judge = "exit", "early_exit:ExitLoss"
     hard: float = 0.5
     depth: int = option(4, "layers of the target below the exit")
 
@@ -187,7 +187,7 @@ class ExitPlan(Judging):
 class BlockPlan(Reduced, Pace):
     """A block drafter, and how many blocks a batch has: DFlash by its paper."""
 
-    spec, head = "dflash", "dspark:BlockHead"
+    spec, judge = "dflash", "block:BlockJudge"
     lr: float = 3e-3
     decay: float = math.exp(-1 / 4)
     block: int = option(7, "places of a block that draft: layers of a draft")
@@ -228,7 +228,7 @@ KINDS: dict[str, type[Pace]] = {
     "dflash": BlockPlan,
     "jetspec": JetSpecPlan,
 }
-"""What each kind of head is told, by the name that its drafter has as well."""
+"""What each kind of head is told. `spec` says by which name it drafts: `eagle3` as `eagle:`, `jetspec` as `dflash:`."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def test_attributes_of_the_published_models(published):
     for model in (classic, eagle):
         assert model.get_tokenizer() is model.pair.tokenizer
         assert model.base_model.config.vocab_size == VOCAB
-        assert model.eval() is model
+        assert model.eval() is model and model.training is False
         assert model.base_model.dtype == model.pair.drafter.lm.dtype == torch.float32
 
 

@@ -123,7 +123,7 @@ def test_a_preset_by_name(target, drafter):
     for spec, policy in (("opt", OptTree()), ("eagle2", Eagle2()), ("sequoia:8", sequoia_tree(HALVING, 60, 8))):
         made = make_preset(spec, target, drafter)
         assert (made.policy, made.verifier) == (policy, match)
-    with pytest.raises(ValueError, match="preset rasd reads no files, got 'rasd:demo'"):
+    with pytest.raises(ValueError, match="preset rasd reads no path and no parameters, got 'rasd:demo'"):
         make_preset("rasd:demo", target, drafter)
     with pytest.raises(ValueError, match="preset delayed_selected reads a folder: delayed_selected:PATH"):
         make_preset("delayed_selected", target, drafter)

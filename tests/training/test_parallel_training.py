@@ -17,7 +17,7 @@ from opt_tree import Decoder, OptTree, Static, load_drafter
 from opt_tree.methods.drafters.heads.early_exit import ExitLayer
 from opt_tree.methods.drafters.heads.one_pass import MedusaHeads
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.training.heads import block_loss, dspark, early_exit, medusa, train
+from opt_tree.training.heads import block, block_loss, early_exit, medusa, train
 from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.block_loss import BlockLoss
 from opt_tree.training.heads.head_loss import Goal
@@ -133,7 +133,7 @@ def test_what_cannot_be_trained_is_one_line(folder, tmp_path, capsys, options, c
 
 
 def dspark_of(target, columns=VOCAB, **changes):
-    head = dspark.BlockModel(dspark_config(**changes), columns)
+    head = block.BlockModel(dspark_config(**changes), columns)
     head.block, head.heads = drawn(head.block), drawn(head.heads)
     return head
 
@@ -195,7 +195,7 @@ def test_the_losses_are_those_of_equations_8_to_10():
 def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target, monkeypatch, options, loss_of):
     """Place k is row k of a DSpark block, and the row behind it in the others, whose anchor's row says nothing."""
     batch, plan = batch_of(folder, (0, 1)), options(block=BLOCK, depth=1)
-    head = dspark.BlockModel(dspark.new_config(target.model, plan, (0, 1), 60), VOCAB)
+    head = block.BlockModel(block.new_config(target.model, plan, (0, 1), 60), VOCAB)
     loss = BlockLoss(head, target.model.float(), torch.arange(VOCAB), 0.5)
     anchors, real = loss.draw(batch)
     monkeypatch.setattr(loss, "draw", lambda _: (anchors, real))
@@ -228,7 +228,7 @@ def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target,
 def test_every_place_of_a_block_learns(folder, target, tmp_path):
     plan = DSparkPlan(minutes=1e9, block=BLOCK, anchors=0.5)
     torch.manual_seed(0)
-    head = dspark.BlockModel(dspark_config(), VOCAB).float()
+    head = block.BlockModel(dspark_config(), VOCAB).float()
     documents = Documents(folder / "features", 200, (-1, 0, 1))
     loss = BlockLoss(head, target.model.float(), torch.arange(VOCAB), plan.anchors)
     run = Training(loss, documents, plan, tmp_path)
@@ -240,8 +240,8 @@ def test_every_place_of_a_block_learns(folder, target, tmp_path):
 
 
 def test_layers_are_spread_as_dflash_spreads_them():
-    assert dspark.spread(36, 5) == (1, 9, 17, 25, 33)
-    assert dspark.spread(12, 3) == (1, 5, 9) and dspark.spread(12, 1) == (6,)
+    assert block.spread(36, 5) == (1, 9, 17, 25, 33)
+    assert block.spread(12, 3) == (1, 5, 9) and block.spread(12, 1) == (6,)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from opt_tree.training.heads.head_loss import Judge
 class BlockLoss(Judge):
     """A block drafter with what judges it; pass k is its place k.
 
-    `head`: a `BlockModel` of `dspark.py`. `tokens`: the columns. `share`: blocks, as a share of the answers' tokens.
+    `head`: a `BlockModel` of `block.py`. `tokens`: the columns. `share`: blocks, as a share of the answers' tokens.
     Embedding and output layer are the target's, and no part of what is trained.
     """
 

@@ -126,7 +126,7 @@ class Judge(nn.Module):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write the head as a drafter is loaded; it may change, since its training is over."""
+        """Write the head as a drafter is loaded. Called once, at the end: it may change the head."""
 
     @abstractmethod
     def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:

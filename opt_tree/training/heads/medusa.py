@@ -3,7 +3,7 @@
 Head d learns what the target itself says d + 1 tokens ahead, along its own answers, given its last feature alone. All
 read through the target's output layer, which is most of the work. So a step judges them over the most frequent tokens
 and some others, in a third of the time that all tokens take (`--frequent 0 --drawn 0`). Heads that see the root, and
-each other, are ParallelSpec's and DSpark's (`parallel_spec.py`, `dspark.py`).
+each other, are ParallelSpec's and DSpark's (`parallel_spec.py`, `block.py`).
 
 This is Medusa-1 (section 2.2.1), with the weights of its heads, 0.8^k. The paper's heads have output layers of their
 own, and learn the tokens that follow and nothing else. Medusa-2, which trains the target as well, is not here.

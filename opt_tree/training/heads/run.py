@@ -45,7 +45,7 @@ class Training:
         self.seconds, self.steps, self.tokens = 0.0, 0, 0
 
     def order(self) -> Iterator[Group]:
-        """Yield groups of documents for ever, each epoch in another order."""
+        """Yield groups of documents for ever, each epoch in another order, from its last one on."""
         rng, train = np.random.default_rng((self.plan.seed, self.steps)), self.documents.train
         while True:
             for index in rng.permutation(len(train))[::-1]:

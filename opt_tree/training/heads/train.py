@@ -19,7 +19,7 @@ from opt_tree.training.plans import KINDS
 
 
 class HeadParser(TrainingParser):
-    """A parser that has the options of the kind of head that is asked for."""
+    """A parser that has the options of the kind of head that is asked for. It reads one command line."""
 
     def __init__(self) -> None:
         super().__init__("Train a drafting head from hidden states on disk.")
@@ -33,6 +33,7 @@ class HeadParser(TrainingParser):
         self.kind: str = self.get_default("kind")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # --help and refusals of options need the kind first; what else is wrong the parser itself tells.
         early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         early.add_argument("--kind", nargs="?")
         asked = early.parse_known_args(args)[0].kind
@@ -42,7 +43,7 @@ class HeadParser(TrainingParser):
 
     def hinted(self, message: str) -> str:
         for word in self._given:
-            name = word.partition("=")[0]
+            name = word.partition("=")[0].replace("_", "-")
             kinds = [kind for kind, plan in KINDS.items() if name in map(_spelled, dataclasses.fields(plan))]
             if kinds and self.kind not in kinds:
                 return f"{name} is for --kind {', '.join(kinds)}, not for {self.kind}"
@@ -71,9 +72,9 @@ def train(args: argparse.Namespace) -> None:
     """Train a head as a command line says, and name the drafter that it is."""
     plan, path = from_fields(KINDS[args.kind], args), str(args.target)
     plan.check(load_config(path).get_text_config())
-    target, head = load_weights(path, working_dtype()), pkgutil.resolve_name(f"{__package__}.{plan.head}")
-    documents = Documents(args.features, plan.tokens, head.layers_of(plan, target))
-    training = Training(head.new(plan, target, documents), documents, plan, args.output)
+    target, judge = load_weights(path, working_dtype()), pkgutil.resolve_name(f"{__package__}.{plan.judge}")
+    documents = Documents(args.features, plan.tokens, judge.layers_of(plan, target))
+    training = Training(judge.new(plan, target, documents), documents, plan, args.output)
     if args.resume:
         training.resume()
     training.run()

@@ -31,7 +31,7 @@ class MtpLayer(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.layer = model.layers[0]
+        self.layer = model.layers[0]  # transformers numbers MTP layers by themselves: its rows are a cache's layer 0
         self.config = copy.copy(model.config)
         self.config.num_hidden_layers = 1
         self._turns = {}
@@ -80,16 +80,16 @@ class MtpDrafter(EagleDrafter):
 
     def __init__(self, model: Any, target: CausalLM) -> None:
         """`model`: a transformers `MtpModel` of this target, whose first layer becomes this drafter's."""
-        self.layers = len(model.layers)
+        self.stored = len(model.layers)
         """How many the checkpoint has."""
         self._begin(HeadedEagle(MtpLayer(model), model.shared_head, scaling_of(target.model)), target, None)
 
     def describe(self) -> str:
-        some = "MTP layer" if self.layers == 1 else f"first of {self.layers} MTP layers"
+        some = "MTP layer" if self.stored == 1 else f"first of {self.stored} MTP layers"
         return f"{some} of the target, {self.lm.size}"
 
 
-def read_layers(target: CausalLM) -> Any:
+def load_mtp_layers(target: CausalLM) -> Any:
     """Read the MTP layers in the target's own checkpoint as a transformers `MtpModel`; CheckpointError says why not.
 
     They come to the target's dtype, and to the device of its embedding. Families: those of transformers whose config
@@ -122,8 +122,8 @@ def read_layers(target: CausalLM) -> Any:
 
 @register("mtp", about="the multi-token-prediction layer of the target's own checkpoint", paper="2412.19437")
 def load_mtp(path: str, target: AnyLM, options: DrafterOptions) -> MtpDrafter:
-    """Load the first MTP layer that lies in the target's own checkpoint (see `read_layers`)."""
+    """Load the first MTP layer that lies in the target's own checkpoint (see `load_mtp_layers`)."""
     target = feature_target(target)
-    model = read_layers(target)
+    model = load_mtp_layers(target)
     with refused(f"cannot draft by the MTP layers of {target.name}"):
         return MtpDrafter(model, target)

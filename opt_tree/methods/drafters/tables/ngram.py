@@ -113,11 +113,14 @@ def interpolate(tail: Tail, text: Text, beta: Sequence[float], rows: Sequence[Ru
 class Interpolated(Lookup):
     """A drafter by `interpolate`: from the text at hand, and from whatever `rows` adds."""
 
-    def __init__(self, beta: Sequence[float], weight: float = 1.0) -> None:
+    weight = 1.0
+    """What a match in the text at hand counts for."""
+
+    def __init__(self, beta: Sequence[float]) -> None:
         if not beta or min(beta) < 0:
             raise ValueError(f"interpolation takes a beta of 0 or more for each length of a match, got {tuple(beta)}")
         super().__init__(len(beta))
-        self.beta, self.weight = tuple(map(float, beta)), float(weight)
+        self.beta = tuple(map(float, beta))
         self._count([])
 
     @abstractmethod

@@ -153,11 +153,13 @@ class StoreDrafter(Interpolated):
     frequency. REST's matches have up to 16 tokens, these at most the store's order.
     """
 
+    weight = WEIGHT
+
     def __init__(self, store: Store, beta: Sequence[float] | None = None, longest: bool = False) -> None:
         beta = (0.0,) * store.order if longest else tuple(beta or store.header.get("beta") or BETA)
         if len(beta) != store.order:
             raise ValueError(f"a store of order {store.order} needs as many beta, got {len(beta)}")
-        super().__init__(beta, WEIGHT)
+        super().__init__(beta)
         self.store = store
 
     def rows(self, tail: Tail) -> Sequence[RunFollowers]:

@@ -59,7 +59,7 @@ class BlockModel(nn.Module):
         return tensors
 
 
-class BlockHead(BlockLoss):
+class BlockJudge(BlockLoss):
     """A block drafter with what judges it, to be saved. `self.tokens`: its draft vocabulary."""
 
     @staticmethod
@@ -68,7 +68,7 @@ class BlockHead(BlockLoss):
         return (-1, *(-1 if layer == last else layer for layer in _layers(plan, target)))
 
     @classmethod
-    def new(cls, plan: BlockPlan, target: PreTrainedModel, documents: Documents) -> "BlockHead":
+    def new(cls, plan: BlockPlan, target: PreTrainedModel, documents: Documents) -> "BlockJudge":
         mask = target.config.pad_token_id if plan.mask is None else plan.mask
         if mask is None or not 0 <= mask < target.config.vocab_size:
             raise ValueError(f"--mask is a token of the target that no text has, got {mask}")
