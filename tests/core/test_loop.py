@@ -87,6 +87,35 @@ def test_a_greedy_text_is_the_network_s_whatever_the_tree(target: Any) -> None:
     assert most > 2, "some of what is drafted is accepted"
 
 
+def test_a_node_s_probability_is_the_draft_model_s(target: Any) -> None:
+    """Calibrated, of every path, by forwards over the whole text: rows see their path, at its positions."""
+    drafter, text = drafter_of(target).calibrated(0.01), list(PROMPTS[1])
+    for step in Decoder(Model(target), drafter, OptTree(8, 0.0, 4)).steps(text, 8, stop=None):
+        for row in range(1, len(step.tree)):
+            path, found = step.tree.tokens[step.tree.path_to(row)].tolist(), 0.0
+            for end in range(1, len(path)):
+                found += float(
+                    logits_after(drafter.lm.model, text[:-1] + path[:end]).div(0.01).log_softmax(-1)[path[end]]
+                )
+            assert step.tree.path_log_probs[row] == pytest.approx(found, abs=1e-9)
+        assert step.tree.depths.max() > 1
+        text += step.tokens
+
+
+def test_log_probabilities_are_the_network_s(target: Any) -> None:
+    decoder, prompt = Decoder(Model(target), drafter_of(target), TREES[2]), PROMPTS[1]
+    found = decoder.generate(prompt, NEW, stop=None, log_probs=2)
+    for place, token in enumerate(found.tokens):
+        law = logits_after(target, prompt + found.tokens[:place]).log_softmax(-1)
+        best = law.topk(2)
+        assert found.log_probs[place] == pytest.approx(float(law[token]), abs=1e-9)
+        assert list(found.top_log_probs[place]) == best.indices.tolist()
+        assert [*found.top_log_probs[place].values()] == pytest.approx(best.values.tolist(), abs=1e-9)
+    for count in (0, VOCAB + 1):
+        with pytest.raises(ValueError, match=f"the likeliest of {VOCAB} tokens at each place, got {count}"):
+            decoder.generate(prompt, NEW, log_probs=count)
+
+
 def test_rows_of_a_tree_see_their_ancestors_alone(target: Any) -> None:
     context = PROMPTS[1]
     tree = Tree.of([context[-1], 4, 8, 4, 2, 11, 2], [-1, 0, 0, 1, 1, 2, 3])
