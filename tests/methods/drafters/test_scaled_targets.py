@@ -69,7 +69,7 @@ def shared_eagle3(target):
 
 KINDS = {
     "eagle": lambda target: EagleDrafter(tiny_head(target.model), target),
-    "eagle, draft vocabulary": lambda target: EagleDrafter(tiny_head(target.model), target, None, torch.arange(30)),
+    "eagle, draft vocabulary": lambda target: EagleDrafter(tiny_head(target.model), target, tokens=torch.arange(30)),
     "eagle3": shared_eagle3,
     "medusa": medusa,
     "dflash": lambda target: block_of(target, (0, 1)),
