@@ -147,6 +147,8 @@ _COARSE = (4096.0, 64.0, 1.0)
 def cut(warper: TopPLogitsWarper, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
     """Return what the warper returns, without sorting the vocabulary, at a fortieth of its cost.
 
+    The rows are ours to overwrite.
+
     The tokens of less than (1 - p) / vocabulary have less than 1 - p together: all of them are dropped, and only the
     others, a few hundred of 128 thousand in a language model, have to be sorted. A row that is nearly flat, or so
     near to a border that rounding decides, goes through the warper itself. Of equal tokens at the border those of

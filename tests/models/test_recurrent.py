@@ -13,12 +13,14 @@ from tiny_models import causal_logits, prompt, random_tree
 from transformers import DynamicCache
 
 from opt_tree import (
+    Buckets,
     CausalLM,
     Decoder,
     NotCanonicalError,
     OptTree,
     Sampling,
     Static,
+    UnsupportedModelError,
     custom_generate,
     generate_batch,
     make_canonical,
@@ -229,6 +231,8 @@ def test_what_a_state_cannot_do_is_refused_by_name(kernel):
     model, lm, ids = model_of("qwen3_next"), target("qwen3_next"), prompt(LENGTH, vocab=VOCAB)
     with pytest.warns(UserWarning, match="not compiled: it has layers with a running state"):
         assert not compile_forwards(lm)
+    with pytest.raises(UnsupportedModelError, match="a running state, which score a tree as it is"):
+        lm.buckets = Buckets()
     decoder = Decoder(lm, NGramDrafter(), Static.chain(3))
     with pytest.raises(ValueError, match="goes on from the state of its layers"):
         generate(

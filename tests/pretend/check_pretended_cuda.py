@@ -437,6 +437,9 @@ def test_a_compiled_pair(monkeypatch):
     policy = OptTree(nodes=8, threshold=0.2)
     texts = [opt_tree.Decoder(one.target, one.drafter, policy).generate(question, 6).tokens for one in (pair, here)]
     assert texts[0] == texts[1]
+    monkeypatch.undo()
+    pair.compile(make=False)
+    assert pair.target.buckets == Buckets((1, 16), (512,)), "a model keeps those that it has"
 
 
 def test_costs_are_measured_on_the_device(tmp_path, monkeypatch):
