@@ -64,6 +64,8 @@ def compile_forwards(lm: AnyLM, make: bool = True, buckets: Buckets | None = Non
             lm.backend = Captured(eager, lm.buckets.rows)
         elif lm.device.type != "cpu":
             raise CompileError(f"packages are for CPUs and graphs for CUDA, and it is on {lm.device.type}")
+        elif eager.packed.in_blocks:
+            raise CompileError("canonical, it computes many rows in blocks on this CPU, and a package all at once")
         else:  # one kind of layer means one mask, as `CausalLM` makes it
             lm.backend = Compiled(eager, lm.mask_kinds, make, lm.drafted is not None)
         _check_backend(lm)
