@@ -17,7 +17,6 @@ from transformers.utils import ModelOutput
 
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.errors import UnsupportedModelError, one_line
-from opt_tree.hidden_states import hidden_states, watched_module
 from opt_tree.masks import additive
 from opt_tree.target import Drafted, Output, Work
 
@@ -86,8 +85,6 @@ class Backend:
     """In a word, for a reader: "eager", "aot"."""
     rows_at_once: int | None = None
     """More rows than these are run in parts; None: any number."""
-    layers: tuple[int, ...] = ()
-    """The layers whose hidden states are returned: what decoder layer k puts out; -1: behind the last norm."""
 
     def __init__(self, network: Any) -> None:
         self.network, self.meter = network, Meter()
@@ -110,18 +107,17 @@ class Backend:
         return rows, first_slot + rows
 
     def watch(self, layers: tuple[int, ...]) -> None:
-        """Return features of these layers, too, from now on; ValueError names one that the network does not have."""
-        for layer in layers:
-            watched_module(self.network, layer)
-        self.layers = tuple(sorted({*self.layers, *layers}))
+        """See `Target.watch`. This one returns logits alone: ValueError for any layer."""
+        if layers:
+            raise ValueError(f"{type(self).__name__} has no hidden states to read, asked for layers {layers}")
 
     @inference
     def forward(self, inputs: Inputs, cache: Cache) -> Output:
-        """Write the rows into the cache; return logits, at least each last row's, and the watched features, by text."""
+        """Write the rows into the cache; return logits, at least each last row's, by text."""
         given = model_inputs(self.network, inputs.numbers, inputs.mask, inputs.features)
         if inputs.last_only and self._keeps_logits:
             given["logits_to_keep"] = 1
-        return Output(*call_network(self.network, given, cache, self.layers))
+        return Output(call_network(self.network, given, cache))
 
     def run(self, inputs: Inputs, cache: KVCache, rows: int) -> Output:
         """Compute a forward with so many real rows, and add it to what was done."""
@@ -153,16 +149,9 @@ def model_inputs(
     return inputs if features is None else inputs | {"features": features}
 
 
-def call_network(
-    model: Any, inputs: dict[str, Any], cache: Cache, layers: tuple[int, ...] = ()
-) -> tuple[Float[Tensor, "texts kept vocab"], dict[int, Float[Tensor, "texts rows hidden"]]]:
-    """Call the network once; return the logits and the hidden states of `layers`.
-
-    `cache` takes the rows' keys and values and answers with those to attend to.
-    """
-    with hidden_states(model, layers) as states:
-        logits = model(**inputs, **{cache_argument(type(model)): cache}, use_cache=True).logits
-    return logits, states
+def call_network(model: Any, inputs: dict[str, Any], cache: Cache) -> Float[Tensor, "texts kept vocab"]:
+    """Call the network once. `cache` takes the rows' keys and values and answers with those to attend to."""
+    return model(**inputs, **{cache_argument(type(model)): cache}, use_cache=True).logits
 
 
 def layer_windows(model: Any) -> dict[str, int]:

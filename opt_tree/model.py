@@ -82,7 +82,7 @@ class Model(Target):
         return tuple(sorted(self.windows)) if len(self.windows) > 1 else ()
 
     def watch(self, layers: tuple[int, ...]) -> None:
-        """See `Target.watch`. Raises ValueError for a layer that the model does not have."""
+        """See `Target.watch`. Raises ValueError for a layer whose hidden states the backend does not return."""
         self.backend.watch(layers)
 
     def begin(self) -> bool:

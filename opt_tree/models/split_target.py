@@ -5,7 +5,7 @@ row of the tree has. Rows are drafted once: their lower layers' keys and values 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -168,9 +168,9 @@ class SplitTarget:
         """Let the halves return what the target was asked for, each its own layers."""
         layers = self.target.eager.layers
         below = tuple(layer for layer in layers if 0 <= layer < self.depth - 1)
-        self.lower.backend.layers = self.leaves.backend.layers = below
+        cast(Over, self.lower.backend).layers = cast(Over, self.leaves.backend).layers = below
         above = tuple(max(layer - self.depth, -1) for layer in layers if layer == -1 or layer >= self.depth)
-        self.upper.backend.layers = above
+        cast(Over, self.upper.backend).layers = above
 
     @inference
     def _probe(self) -> None:

@@ -183,7 +183,7 @@ def test_a_decoder_called_past_the_hook_is_noticed(monkeypatch):
     lm = CausalLM(tiny("llama"))
     lm.watch((-1,))
     assert lm.append(prompt(4)).features
-    monkeypatch.setattr("opt_tree.hidden_states.watched_module", lambda model, layer: torch.nn.Identity())
+    monkeypatch.setattr("opt_tree.backends.hidden_states.watched_module", lambda model, layer: torch.nn.Identity())
     with pytest.raises(RuntimeError, match=r"did not run the layers whose features are read: \[-1\]"):
         lm.append(prompt(4))
 
@@ -204,7 +204,7 @@ def test_what_is_no_hidden_state_is_refused(monkeypatch):
     """Should a decoder return something else, nothing is drafted from it."""
     lm = CausalLM(tiny("llama"))
     lm.watch((-1,))
-    monkeypatch.setattr("opt_tree.hidden_states._decoder", lambda model: model.lm_head)
+    monkeypatch.setattr("opt_tree.backends.hidden_states._decoder", lambda model: model.lm_head)
     refusal = rf"LlamaForCausalLM, layer -1, cannot be read: they are {HIDDEN} wide, and what Linear returns is \[1, "
     with pytest.raises(UnsupportedModelError, match=refusal):
         lm.append(prompt(4))

@@ -13,6 +13,7 @@ from opt_tree.backend import Backend, Inputs, moment
 from opt_tree.backends.batch.kv_lanes import Lane, Storage
 from opt_tree.backends.batch.merge_tensors import cheapest_split, side_by_side
 from opt_tree.backends.compiled import Compiled
+from opt_tree.backends.hidden_states import WithHiddenStates
 from opt_tree.backends.packed import Packed
 from opt_tree.cache import KVCache
 from opt_tree.model import Model
@@ -28,7 +29,7 @@ _KEYS = 4
 """Attention to this many keys times the model's width costs as much as all else of a row. Measured likewise."""
 
 
-class LaneBackend(Backend):
+class LaneBackend(WithHiddenStates):
     """The backend of one lane: what it would compute runs with what others would, so whoever drives them does it."""
 
     name = "lane"
