@@ -94,10 +94,6 @@ class Backend:
         """A text begins: whoever keeps what was made of weights looks whether they are the same, and says so."""
         return True
 
-    def mask_kinds(self) -> dict[str, int]:
-        """The kinds of layers that want a mask, each with its window or chunk, 0 for none."""
-        return layer_windows(self.network)
-
     def new_cache(self) -> KVCache:
         """An empty cache of what the network stores."""
         return KVCache(layer_shapes(self.network))
@@ -152,15 +148,6 @@ def model_inputs(
 def call_network(model: Any, inputs: dict[str, Any], cache: Cache) -> Float[Tensor, "texts kept vocab"]:
     """Call the network once. `cache` takes the rows' keys and values and answers with those to attend to."""
     return model(**inputs, **{cache_argument(type(model)): cache}, use_cache=True).logits
-
-
-def layer_windows(model: Any) -> dict[str, int]:
-    """The kinds of layers that a model's config names, each with its window or chunk, 0 for none."""
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    sizes = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
-    return {kind: int(sizes.get(kind) or 0) for kind in kinds}
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from opt_tree.backend import Meter
 from opt_tree.backends.tensor_pool import read_tree
 from opt_tree.backends.tensor_step import FACTS, Given, Layers, Left, Shape, TensorStep, further
 from opt_tree.cache import inference
-from opt_tree.model import Model, Pending
+from opt_tree.model import Model
 from opt_tree.sampling import Sampling
 from opt_tree.target import Forward
 from opt_tree.tree import Tree, on_host, send
@@ -230,4 +230,4 @@ def _write(lm: Model, tokens: Int[np.ndarray, " rows"]) -> None:
     """A path of these tokens was written behind the context."""
     lm.cache.truncate(lm.length)
     lm.cache.open(len(tokens))
-    lm._note(Pending(0, tokens, np.arange(lm.length, lm.length + len(tokens))))
+    lm.pending = np.array([tokens, np.arange(lm.length, lm.length + len(tokens))])
