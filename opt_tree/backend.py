@@ -42,40 +42,21 @@ class Inputs(NamedTuple):
 
 
 _CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"  # renamed in 5.24, with an alias
-_UNREAD = 100
-"""Of so many forwards at most it is kept when they began and ended, until somebody asks for their seconds."""
 
 
 class Meter:
-    """Counts the forwards of one model. On CUDA their moments are events, and to read one is to wait for the device."""
+    """Counts the forwards of one model, and their seconds by the host's clock."""
 
-    def __init__(self, work: Work | None = None) -> None:
-        self._work = work or Work()
-        self._running: list[tuple[Any, Any]] = []
+    def __init__(self) -> None:
+        self.work = Work()
+
+    def now(self) -> Any:
+        """A moment of this clock, in seconds."""
+        return time.perf_counter()
 
     def add(self, rows: int, begin: Any, end: Any) -> None:
-        """Count a forward over so many rows. Its moments are seconds of the host's clock, or events of a device."""
-        self._work += Work(1, rows)
-        self._running.append((begin, end))
-        if len(self._running) > _UNREAD:
-            _ = self.work  # nobody asks
-
-    @property
-    def work(self) -> Work:
-        """All that was counted. Waits for the device's last forward where it is not yet done."""
-        for begin, end in self._running:
-            if isinstance(end, float):
-                seconds = end - begin
-            else:
-                end.synchronize()
-                seconds = begin.elapsed_time(end) / 1000
-            self._work += Work(0, 0, seconds)
-        self._running.clear()
-        return self._work
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything, with its seconds read: a device's events are not copied."""
-        return {"_work": self.work, "_running": []}
+        """Count a forward over so many rows between two moments."""
+        self.work += Work(1, rows, end - begin)
 
 
 class Backend:
@@ -117,20 +98,10 @@ class Backend:
 
     def run(self, inputs: Inputs, cache: KVCache, rows: int) -> Output:
         """Compute a forward with so many real rows, and add it to what was done."""
-        device = inputs.numbers.device
-        begin = moment(device)
+        begin = self.meter.now()
         output = self.forward(inputs, cache)
-        self.meter.add(rows, begin, moment(device))
+        self.meter.add(rows, begin, self.meter.now())
         return output
-
-
-def moment(device: torch.device) -> Any:
-    """Now: by the host's clock, on CUDA when the device has come so far."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
 
 
 def model_inputs(

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from opt_tree.backend import Backend, Inputs, Mask, Meter
+from opt_tree.backend import Backend, Inputs, Mask
 from opt_tree.cache import KVCache, inference
 from opt_tree.masks import tree_mask
 from opt_tree.target import Drafted, Forward, Output, Target, TreeForward, Work, shared
@@ -55,12 +55,12 @@ class Model(Target):
 
     @property
     def work(self) -> Work:  # type: ignore[override]
-        """What it has done so far. Seconds are the host's, on CUDA the device's, whose last forward is waited for."""
+        """What it has done so far. Seconds are by the backend's clock; a device's last forward is waited for."""
         return self.backend.meter.work
 
     @work.setter
     def work(self, work: Work) -> None:
-        self.backend.meter = Meter(work)
+        self.backend.meter.work = work
 
     @property
     def size(self) -> str:

@@ -1,6 +1,6 @@
 """Hidden states of a network's layers, read while it runs: which module a layer is, and what it returns.
 
-Owns what every backend beside the core has more than the core's: it returns what is watched.
+Owns what every backend beside the core has more than the core's.
 """
 
 import threading
@@ -12,15 +12,20 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from opt_tree.backend import Backend, Inputs
+from opt_tree.backends.device_clock import meter_of
 from opt_tree.errors import UnsupportedModelError
 from opt_tree.target import Output
 
 
 class WithHiddenStates(Backend):
-    """Computes forwards of one network, and returns the hidden states of the layers that are watched."""
+    """Returns the hidden states of the layers that are watched, too. A device's forwards are timed by its own clock."""
 
     layers: tuple[int, ...] = ()
     """The watched ones: what decoder layer k puts out; -1: behind the last norm."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__(network)
+        self.meter = meter_of(network.get_input_embeddings().weight.device)
 
     def watch(self, layers: tuple[int, ...]) -> None:
         """Return features of these layers, too, from now on; ValueError names one that the network does not have."""

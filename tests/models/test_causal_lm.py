@@ -18,8 +18,8 @@ from tiny_models import (
     tiny,
 )
 
-from opt_tree import backend as base
 from opt_tree import model as lm_module
+from opt_tree.backends.device_clock import DeviceMeter
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
 from opt_tree.target import Work
 from opt_tree.tree import Tree
@@ -284,8 +284,7 @@ def test_on_cuda_a_forward_s_seconds_are_the_device_s_read_when_asked(monkeypatc
     lm = CausalLM(tiny("llama"))
     monkeypatch.setattr(torch.cuda, "Event", Moment)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the device's")
-    moment = base.moment
-    monkeypatch.setattr(base, "moment", lambda device: moment(torch.device("cuda")))
+    lm.backend.meter = DeviceMeter(torch.device("cuda"))
     lm.append(prompt(10))
     lm.score(random_tree(4, seed=0, root=1))
     assert not waited, "nobody has asked"

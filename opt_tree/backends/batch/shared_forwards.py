@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from opt_tree.backend import Inputs, moment
+from opt_tree.backend import Inputs
 from opt_tree.backends.batch.kv_lanes import Lane, Storage
 from opt_tree.backends.batch.merge_tensors import cheapest_split, side_by_side
 from opt_tree.backends.compiled import Compiled
@@ -102,7 +102,7 @@ class SharedModel:
 
         A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it.
         """
-        rows, backend, begin = max(ask.rows for ask in asked), self.lm.backend, moment(self.lm.device)
+        rows, backend, begin = max(ask.rows for ask in asked), self.lm.backend, self.lm.backend.meter.now()
         keys = max(ask.backend.lane.read[1] for ask in asked)
         lanes = [ask.backend.lane.number for ask in asked]
         self.storage.reserve(keys)
@@ -118,7 +118,7 @@ class SharedModel:
             self.storage.open(lanes, keys, inputs.numbers[2])
             output = self.lm.eager.forward(inputs, self.storage)
         for ask in asked:
-            ask.backend.meter.add(ask.real, begin, moment(self.lm.device))
+            ask.backend.meter.add(ask.real, begin, backend.meter.now())
         return [output.only(place) for place in places]
 
 
