@@ -118,9 +118,7 @@ class Model(Target):
         rows = len(forward.tokens)
         if not rows:
             return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
-        most = self.backend.rows_at_once or rows
-        if forward.goes_on:
-            most = min(most, PREFILL)
+        most = min(self.backend.rows_at_once or rows, PREFILL if forward.goes_on else rows)
         if rows <= most:
             return self.finish(forward, (yield self.prepare(forward), rows))
         parts = []
@@ -148,12 +146,12 @@ class Model(Target):
         masks = self.masks(tree_mask(forward.visible, self.length, padded, keys, self.device), numbers[1, 0])
         return Inputs(numbers, masks, features, forward.last_only, self.drafted)
 
-    def finish(self, forward: Forward, output: Output, place: int = 0) -> Output:
-        """Take what is this text's, which stands at `place`; commit rows that continue the context."""
+    def finish(self, forward: Forward, output: Output) -> Output:
+        """Take what is the forward's; commit rows that continue the context."""
         rows = len(forward.tokens)
         if forward.goes_on:
             self.commit(list(range(rows)))
-        return output.of_text(place, rows, forward.last_only)
+        return output.of_text(rows, forward.last_only)
 
     def commit(self, path: list[int]) -> None:
         """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""

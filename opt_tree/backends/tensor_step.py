@@ -195,7 +195,7 @@ class TensorStep:
         numbers = torch.stack([tokens, positions, slots])[:, None]
         given = None if features is None else features[None]
         output = self.compute(lm, Inputs(numbers, masks, given, last_only, lm.drafted), count)
-        return output.of_text(0, count, last_only)
+        return output.of_text(count, last_only)
 
     def compute(self, lm: Model, inputs: Inputs, rows: int) -> Output:
         """Compute one forward of so many real rows."""

@@ -109,7 +109,8 @@ def test_one_forward_stands_between_the_prepare_and_the_finish_of_several_texts(
         whole = side_by_side(inputs, rows, keys, storage.slots - 1)
         storage.open(list(range(len(forwards))), keys, whole.numbers[2])
         output = backend.forward(whole, storage)
-        return [forward.model.finish(forward, output, place) for place, forward in enumerate(forwards)]
+        logits = [output._replace(logits=output.logits[place : place + 1]) for place in range(len(forwards))]
+        return [forward.model.finish(forward, own) for forward, own in zip(forwards, logits, strict=True)]
 
     with torch.inference_mode():
         together(

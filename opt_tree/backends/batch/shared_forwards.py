@@ -119,7 +119,14 @@ class SharedModel:
             output = self.lm.eager.forward(inputs, self.storage)
         for ask in asked:
             ask.backend.meter.add(ask.real, begin, backend.meter.now())
-        return [output.only(place) for place in places]
+        return [_of_lane(output, place) for place in places]
+
+
+def _of_lane(output: Output, place: int) -> Output:
+    """Of one text of several, as if it had run alone: `[1, rows, ...]`."""
+    one = slice(place, place + 1)
+    best = None if output.best is None else output.best[:, one]
+    return Output(output.logits[one], {layer: states[one] for layer, states in output.features.items()}, best)
 
 
 def _in_lane(lm: WithWindows, cache: KVCache, backend: LaneBackend) -> WithWindows:
