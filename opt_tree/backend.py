@@ -17,7 +17,6 @@ from transformers.utils import ModelOutput
 
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.errors import UnsupportedModelError, one_line
-from opt_tree.hidden_states import hidden_states, watched_module
 from opt_tree.masks import additive
 from opt_tree.target import Drafted, Output, Work
 
@@ -43,40 +42,21 @@ class Inputs(NamedTuple):
 
 
 _CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"  # renamed in 5.24, with an alias
-_UNREAD = 100
-"""Of so many forwards at most it is kept when they began and ended, until somebody asks for their seconds."""
 
 
 class Meter:
-    """Counts the forwards of one model. On CUDA their moments are events, and to read one is to wait for the device."""
+    """Counts the forwards of one model, and their seconds by the host's clock."""
 
-    def __init__(self, work: Work | None = None) -> None:
-        self._work = work or Work()
-        self._running: list[tuple[Any, Any]] = []
+    def __init__(self) -> None:
+        self.work = Work()
+
+    def now(self) -> Any:
+        """A moment of this clock, in seconds."""
+        return time.perf_counter()
 
     def add(self, rows: int, begin: Any, end: Any) -> None:
-        """Count a forward over so many rows. Its moments are seconds of the host's clock, or events of a device."""
-        self._work += Work(1, rows)
-        self._running.append((begin, end))
-        if len(self._running) > _UNREAD:
-            _ = self.work  # nobody asks
-
-    @property
-    def work(self) -> Work:
-        """All that was counted. Waits for the device's last forward where it is not yet done."""
-        for begin, end in self._running:
-            if isinstance(end, float):
-                seconds = end - begin
-            else:
-                end.synchronize()
-                seconds = begin.elapsed_time(end) / 1000
-            self._work += Work(0, 0, seconds)
-        self._running.clear()
-        return self._work
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything, with its seconds read: a device's events are not copied."""
-        return {"_work": self.work, "_running": []}
+        """Count a forward over so many rows between two moments."""
+        self.work += Work(1, rows, end - begin)
 
 
 class Backend:
@@ -86,8 +66,6 @@ class Backend:
     """In a word, for a reader: "eager", "aot"."""
     rows_at_once: int | None = None
     """More rows than these are run in parts; None: any number."""
-    layers: tuple[int, ...] = ()
-    """The layers whose hidden states are returned: what decoder layer k puts out; -1: behind the last norm."""
 
     def __init__(self, network: Any) -> None:
         self.network, self.meter = network, Meter()
@@ -96,10 +74,6 @@ class Backend:
     def begin_text(self) -> bool:
         """A text begins: whoever keeps what was made of weights looks whether they are the same, and says so."""
         return True
-
-    def mask_kinds(self) -> dict[str, int]:
-        """The kinds of layers that want a mask, each with its window or chunk, 0 for none."""
-        return layer_windows(self.network)
 
     def new_cache(self) -> KVCache:
         """An empty cache of what the network stores."""
@@ -110,35 +84,24 @@ class Backend:
         return rows, first_slot + rows
 
     def watch(self, layers: tuple[int, ...]) -> None:
-        """Return features of these layers, too, from now on; ValueError names one that the network does not have."""
-        for layer in layers:
-            watched_module(self.network, layer)
-        self.layers = tuple(sorted({*self.layers, *layers}))
+        """See `Target.watch`. This one returns logits alone: ValueError for any layer."""
+        if layers:
+            raise ValueError(f"{type(self).__name__} has no hidden states to read, asked for layers {layers}")
 
     @inference
     def forward(self, inputs: Inputs, cache: Cache) -> Output:
-        """Write the rows into the cache; return logits, at least each last row's, and the watched features, by text."""
+        """Write the rows into the cache; return logits, at least each last row's, by text."""
         given = model_inputs(self.network, inputs.numbers, inputs.mask, inputs.features)
         if inputs.last_only and self._keeps_logits:
             given["logits_to_keep"] = 1
-        return Output(*call_network(self.network, given, cache, self.layers))
+        return Output(call_network(self.network, given, cache))
 
     def run(self, inputs: Inputs, cache: KVCache, rows: int) -> Output:
         """Compute a forward with so many real rows, and add it to what was done."""
-        device = inputs.numbers.device
-        begin = moment(device)
+        begin = self.meter.now()
         output = self.forward(inputs, cache)
-        self.meter.add(rows, begin, moment(device))
+        self.meter.add(rows, begin, self.meter.now())
         return output
-
-
-def moment(device: torch.device) -> Any:
-    """Now: by the host's clock, on CUDA when the device has come so far."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
 
 
 def model_inputs(
@@ -153,25 +116,9 @@ def model_inputs(
     return inputs if features is None else inputs | {"features": features}
 
 
-def call_network(
-    model: Any, inputs: dict[str, Any], cache: Cache, layers: tuple[int, ...] = ()
-) -> tuple[Float[Tensor, "texts kept vocab"], dict[int, Float[Tensor, "texts rows hidden"]]]:
-    """Call the network once; return the logits and the hidden states of `layers`.
-
-    `cache` takes the rows' keys and values and answers with those to attend to.
-    """
-    with hidden_states(model, layers) as states:
-        logits = model(**inputs, **{cache_argument(type(model)): cache}, use_cache=True).logits
-    return logits, states
-
-
-def layer_windows(model: Any) -> dict[str, int]:
-    """The kinds of layers that a model's config names, each with its window or chunk, 0 for none."""
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    sizes = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
-    return {kind: int(sizes.get(kind) or 0) for kind in kinds}
+def call_network(model: Any, inputs: dict[str, Any], cache: Cache) -> Float[Tensor, "texts kept vocab"]:
+    """Call the network once. `cache` takes the rows' keys and values and answers with those to attend to."""
+    return model(**inputs, **{cache_argument(type(model)): cache}, use_cache=True).logits
 
 
 @torch.inference_mode()

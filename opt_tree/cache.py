@@ -78,22 +78,18 @@ class KVCache(Cache):
 
     @inference
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` slots in all. Grows by doubling and copies once."""
-        if rows <= self.capacity:
-            return
-        self._place(max(rows, 2 * self.capacity, 256), self._groups, self.length + self.pending)
-
-    def _place(self, capacity: int, old: list[Tensor], used: int) -> None:
-        """Make storage of `capacity` slots, copy the first `used` ones of the old one, point the views at it.
+        """Make room for `rows` slots in all: new storage, to which the rows in use are copied.
 
         Out of memory the cache stays as it was: nothing of it is assigned before all of the new storage is there.
         """
-        groups = []
+        if rows <= self.capacity:
+            return
+        capacity, used, groups = max(rows, 2 * self.capacity, 256), self.length + self.pending, []
         keys_of, values_of = [torch.empty(0)] * len(self.shapes), [torch.empty(0)] * len(self.shapes)
         for index, ((heads, dim, dtype, device), members) in enumerate(self._members.items()):
             storage = torch.zeros(len(members), 1, heads, capacity, dim, dtype=dtype, device=device)
             if used:
-                storage[..., :used, :] = old[index][..., :used, :]
+                storage[..., :used, :] = self._groups[index][..., :used, :]
             groups.append(storage)
             for view, (layer, kind) in zip(storage, members, strict=True):
                 (keys_of if kind == "key" else values_of)[layer] = view
@@ -107,15 +103,12 @@ class KVCache(Cache):
 
     def __getstate__(self) -> dict[str, Any]:
         """The rows in use. Views of a storage would come back apart from it, so they are made again."""
-        used = self.length + self.pending
-        groups = [storage[..., :used, :].clone() for storage in self._groups] if used else []
+        groups = [storage[..., : self.length + self.pending, :].clone() for storage in self._groups]
         return self.__dict__ | {"_groups": groups, "_keys_of": [], "_values_of": [], "_index": None, "capacity": 0}
 
-    @inference
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if used := self.length + self.pending:
-            self._place(max(used, 256), state["_groups"], used)
+        self.reserve(self.length + self.pending)
 
     def open(
         self,

@@ -1,12 +1,12 @@
 """A tree rendered for attention: from "which rows may a row see" to the masks a model takes.
 
-Owns the mask arithmetic, for full and for sliding-window layers. Knows no model and no cache. Masks are boolean on
-their way to a model, True where a row sees a key, and additive inside it (`additive`, a part of the body).
+Knows no model and no cache. Masks are boolean on their way to a model, True where a row sees a key, and additive inside
+it (`additive`, a part of the body).
 """
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
@@ -45,23 +45,3 @@ def additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, 
     """
     hidden = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
     return torch.full_like(mask, hidden, dtype=dtype).masked_fill_(mask, 0.0)
-
-
-def windowed(
-    mask: Bool[Tensor, "1 1 rows keys"],
-    positions: Int[Tensor, " rows"],
-    key_positions: Int[Tensor, " keys"],
-    window: int,
-) -> Bool[Tensor, "1 1 rows keys"]:
-    """Hide keys that lie `window` or more positions back. By position, never by slot: siblings share a position."""
-    return mask & (positions[:, None] - key_positions[None, :] < window)
-
-
-def chunked(
-    mask: Bool[Tensor, "1 1 rows keys"],
-    positions: Int[Tensor, " rows"],
-    key_positions: Int[Tensor, " keys"],
-    chunk: int,
-) -> Bool[Tensor, "1 1 rows keys"]:
-    """Hide keys whose position lies in another chunk of `chunk` tokens (Llama 4)."""
-    return mask & (positions[:, None] // chunk == key_positions[None, :] // chunk)

@@ -6,30 +6,21 @@ verification and the decoding loop.
 """
 
 from collections.abc import Generator
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from opt_tree.backend import Backend, Inputs, Mask, Meter
+from opt_tree.backend import Backend, Inputs, Mask
 from opt_tree.cache import KVCache, inference
-from opt_tree.masks import chunked, tree_mask, windowed
+from opt_tree.masks import tree_mask
 from opt_tree.target import Drafted, Forward, Output, Target, TreeForward, Work, shared
 from opt_tree.tree import send
 
 PREFILL = 512
 """Rows of a text that are run at once: a mask has a number for each pair of row and key."""
-
-
-class Pending(NamedTuple):
-    """What a forward added to the pending rows."""
-
-    before: int
-    """How many of them there were."""
-    tokens: Int[np.ndarray, " rows"]
-    positions: Int[np.ndarray, " rows"]
 
 
 class Model(Target):
@@ -47,12 +38,13 @@ class Model(Target):
         config, weight = network.config.get_text_config(), cast(Tensor, network.get_input_embeddings().weight)
         self.name = network.config.name_or_path or type(network).__name__
         self.vocab = config.vocab_size
-        self.max_context = getattr(config, "max_position_embeddings", None) or 1 << 30
+        # One mask serves every layer up to the end of the shortest window or chunk: no row sees less before.
+        ends = ("max_position_embeddings", "sliding_window", "attention_chunk_size")
+        self.max_context = min(getattr(config, name, None) or 1 << 30 for name in ends)
         self.device, self.dtype, self.hidden = weight.device, weight.dtype, weight.shape[1]
-        self.windows = self.backend.mask_kinds()
         self.cache: KVCache = self.backend.new_cache()
-        self._pending: list[Pending] = []
-        """What was added to the context last and is not committed, in order."""
+        self.pending: Int[np.ndarray, "2 rows"] = np.zeros((2, 0), dtype=np.int64)
+        """Tokens and positions of the rows that were added to the context last and are not committed, in order."""
         self._tokens: list[int] = []
         """The context, a token a row; -1 where it was given as rows."""
 
@@ -63,12 +55,12 @@ class Model(Target):
 
     @property
     def work(self) -> Work:  # type: ignore[override]
-        """What it has done so far. Seconds are the host's, on CUDA the device's, whose last forward is waited for."""
+        """What it has done so far. Seconds are by the backend's clock; a device's last forward is waited for."""
         return self.backend.meter.work
 
     @work.setter
     def work(self, work: Work) -> None:
-        self.backend.meter = Meter(work)
+        self.backend.meter.work = work
 
     @property
     def size(self) -> str:
@@ -76,13 +68,8 @@ class Model(Target):
         count = sum(weight.numel() for weight in self.model.parameters())
         return f"{count / 1e6:.1f} M parameters, {str(self.dtype).removeprefix('torch.')}"
 
-    @property
-    def mask_kinds(self) -> tuple[str, ...]:
-        """The kinds of attention layers, where there are several: every forward then brings a mask for each."""
-        return tuple(sorted(self.windows)) if len(self.windows) > 1 else ()
-
     def watch(self, layers: tuple[int, ...]) -> None:
-        """See `Target.watch`. Raises ValueError for a layer that the model does not have."""
+        """See `Target.watch`. Raises ValueError for a layer whose hidden states the backend does not return."""
         self.backend.watch(layers)
 
     def begin(self) -> bool:
@@ -110,11 +97,6 @@ class Model(Target):
         self.cache.truncate(length)
         del self._tokens[length:]
 
-    def forget(self) -> None:
-        """Have no context, without a look at the cache and the network: of a copy that was given others."""
-        self._pending, self._tokens = [], []
-        vars(self).pop("_shared", None)  # the original's lock: see `lock_of`
-
     @inference
     def run(self, forward: Forward) -> Output:
         """Compute what was asked for, in parts where it is longer than what is run at once."""
@@ -136,9 +118,7 @@ class Model(Target):
         rows = len(forward.tokens)
         if not rows:
             return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
-        most = self.backend.rows_at_once or rows
-        if forward.goes_on:
-            most = min(most, PREFILL)
+        most = min(self.backend.rows_at_once or rows, PREFILL if forward.goes_on else rows)
         if rows <= most:
             return self.finish(forward, (yield self.prepare(forward), rows))
         parts = []
@@ -158,57 +138,29 @@ class Model(Target):
         padded, keys = self.backend.shape(rows, start)
         in_order = (padded, keys) == (rows, start + rows)
         numbers = send(_numbers(forward, start, padded), self.device)[:, None]
-        self._note(Pending(columns - rows, forward.tokens, forward.positions))
+        self.pending = np.concatenate([self.pending[:, : columns - rows], [forward.tokens, forward.positions]], 1)
         self.cache.open(rows, keys, None if in_order else numbers[2, 0], forward.visible)
         if features is not None:
             features = features if padded == rows else torch.constant_pad_nd(features, (0, 0, padded - rows, 0))
             features = features[None]
-        masks = self._masks(numbers[1, 0], forward.visible, padded, keys)
+        masks = self.masks(tree_mask(forward.visible, self.length, padded, keys, self.device), numbers[1, 0])
         return Inputs(numbers, masks, features, forward.last_only, self.drafted)
 
-    def finish(self, forward: Forward, output: Output, place: int = 0) -> Output:
-        """Take what is this text's, which stands at `place`; commit rows that continue the context."""
+    def finish(self, forward: Forward, output: Output) -> Output:
+        """Take what is the forward's; commit rows that continue the context."""
         rows = len(forward.tokens)
         if forward.goes_on:
             self.commit(list(range(rows)))
-        return output.of_text(place, rows, forward.last_only)
+        return output.of_text(rows, forward.last_only)
 
     def commit(self, path: list[int]) -> None:
         """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""
         self.cache.commit(path)
-        if path:
-            tokens: list[int] = []
-            for before, more, _ in self._pending:
-                tokens[before:] = more.tolist()
-            self._tokens += [tokens[row] for row in path]
+        self._tokens += self.pending[0, path].tolist()
 
-    def _note(self, rows: Pending) -> None:
-        """These rows are pending from now on, behind the first `before` of those that are."""
-        if rows.before:
-            self._pending.append(rows)
-        else:
-            self._pending = [rows]
-
-    def _masks(
-        self, positions: Int[Tensor, " padded"], visible: Bool[np.ndarray, "real columns"], padded: int, keys: int
-    ) -> Mask | dict[str, Mask]:
-        full = tree_mask(visible, self.length, padded, keys, self.device)
-        if not any(self.windows.values()):  # nobody asks where a key is
-            return self.by_kind(full, positions, positions)
-        numbers = np.arange(keys)
-        pending: list[int] = []
-        for before, _, more in self._pending:
-            pending[before:] = more.tolist()
-        numbers[self.length : self.length + len(pending)] = pending
-        return self.by_kind(full, positions, send(numbers, self.device))
-
-    def by_kind(self, full: Mask, positions: Tensor, key_positions: Tensor) -> Mask | dict[str, Mask]:
-        """One mask where all layers are of one kind; a dict of masks where they differ."""
-        masks = {}
-        for kind, size in self.windows.items():
-            hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
-            masks[kind] = full if hide is None or not size else hide(full, positions, key_positions, size)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+    def masks(self, full: Mask, positions: Int[Tensor, " padded"]) -> Mask | dict[str, Mask]:
+        """What the layers are given, where their rows at these positions see `full`; by kind where kinds see less."""
+        return full
 
 
 def _numbers(forward: Forward, start: int, padded: int) -> Int[np.ndarray, "3 padded"]:

@@ -44,25 +44,15 @@ class Output(NamedTuple):
     """Of a drafter's model that picks them in its forward: the best tokens of each row whose logits are there, in
     rising order. The bits of their log-probabilities, and the tokens."""
 
-    def only(self, place: int) -> "Output":
-        """Of one text of what a backend returns, as if it had run alone: `[1, rows, ...]`."""
-        one = slice(place, place + 1)
-        best = None if self.best is None else self.best[:, one]
-        return Output(self.logits[one], {layer: states[one] for layer, states in self.features.items()}, best)
-
-    def last(self, rows: int) -> "Output":
-        """Of the last rows, without features."""
-        return Output(self.logits[-rows:], best=None if self.best is None else self.best[:, -rows:])
-
-    def of_text(self, place: int, rows: int, last_only: bool = False) -> "Output":
-        """Of one text of what a backend returns, `[texts, rows, ...]`, without the padding in front of its rows.
+    def of_text(self, rows: int, last_only: bool = False) -> "Output":
+        """Of what a backend returns of one text, `[1, rows, ...]`, without the padding in front of its rows.
 
         With `last_only` the last row's logits, and all rows' features.
         """
-        features = {layer: states[place, -rows:] for layer, states in self.features.items()}
+        features = {layer: states[0, -rows:] for layer, states in self.features.items()}
         kept = 1 if last_only else rows
-        best = None if self.best is None else self.best[:, place, -kept:]
-        return Output(self.logits[place, -kept:], features, best)
+        best = None if self.best is None else self.best[:, 0, -kept:]
+        return Output(self.logits[0, -kept:], features, best)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +102,7 @@ class Work(NamedTuple):
     tokens: int = 0
     """Rows in those forwards."""
     seconds: float = 0.0
-    """Time inside the bare model, on CUDA the device's. DSpark's block on an accelerator: until the call returned."""
+    """Time inside the bare model, by the clock of whoever computes its forwards."""
 
     def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
         return Work(self.forwards + other.forwards, self.tokens + other.tokens, self.seconds + other.seconds)

@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 
 from opt_tree.backend import Mask, call_network, model_inputs
 from opt_tree.backends.grouped_attention import grouped_attention
+from opt_tree.backends.hidden_states import hidden_states
 from opt_tree.target import Drafted
 
 BEST = 64
@@ -21,9 +22,9 @@ BEST = 64
 def compute_batch(
     model: Any, inputs: dict[str, Any], cache: Cache, layers: tuple[int, ...] = ()
 ) -> tuple[Float[Tensor, "texts rows vocab"], dict[int, Float[Tensor, "texts rows hidden"]]]:
-    """`call_network` with keys that are not copied for the queries that share them."""
-    with grouped_attention():
-        return call_network(model, inputs, cache, layers)
+    """`call_network`, which copies no keys for the queries that share them; and the hidden states of `layers`."""
+    with grouped_attention(), hidden_states(model, layers) as states:
+        return call_network(model, inputs, cache), states
 
 
 class BodyCache(Cache):

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from opt_tree.backend import Inputs, moment
+from opt_tree.backend import Inputs
 from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.backends.device_step import DeviceStep
 from opt_tree.backends.tensor_step import Given, Layers, Left, Shape, further, whole
@@ -37,13 +37,14 @@ class _Part(NamedTuple):
     computed: list[tuple[Model, int]]
     """Its forwards: the model of each, and how many real rows it has."""
 
-    def replay(self, device: torch.device) -> None:
+    def replay(self) -> None:
         """Replay it, and count its forwards; its time is that of the last one."""
-        begin = moment(device)
+        meters = [lm.backend.meter for lm, _ in self.computed]
+        begin = [meter.now() for meter in meters[-1:]]
         self.graph.replay()
-        end = moment(device)
-        for lm, rows in self.computed:
-            lm.backend.meter.add(rows, begin if lm is self.computed[-1][0] else end, end)
+        end = [meter.now() for meter in meters[-1:]]
+        for meter, (_, rows) in zip(meters, self.computed, strict=True):
+            meter.add(rows, *(begin if meter is meters[-1] else end), *end)
 
 
 class CapturedStep(DeviceStep):
@@ -138,15 +139,14 @@ class CapturedStep(DeviceStep):
 
 def _replayed(parts: list[_Part], left: Left, buffers: Given, given: Given) -> Layers:
     """Bring a step's tensors to the buffers that its graphs read, and replay these until a stop, and the rest."""
-    device = buffers.numbers.device
     for buffer, one in zip(buffers, given, strict=True):
         if buffer is not None and one is not None:
             buffer.copy_(one)
     for part in parts[:-1]:
-        part.replay(device)
+        part.replay()
         if (yield part.flag):
             break
-    parts[-1].replay(device)
+    parts[-1].replay()
     return left._replace(features={layer: states.clone() for layer, states in left.features.items()})
 
 

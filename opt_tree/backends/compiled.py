@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from opt_tree.backend import Backend, Inputs, takes
+from opt_tree.backend import Inputs, takes
 from opt_tree.backends.body import Body
 from opt_tree.backends.canonical import SOURCE
+from opt_tree.backends.hidden_states import WithHiddenStates
 from opt_tree.backends.package_cache import Package, facts_of, package_of
 from opt_tree.backends.packed import Packed
 from opt_tree.backends.quantised import SOURCE as QUANTISED
@@ -47,7 +48,7 @@ class CompileError(RuntimeError):
     """The model cannot be compiled here; the message says why in one line."""
 
 
-class Compiled(Backend):
+class Compiled(WithHiddenStates):
     """Calls a package. Forwards of more than `LARGEST` rows (a prefill's) are eager.
 
     The final hidden states are always returned: they cost nothing, and a target has one package for all its drafters.

@@ -14,11 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from opt_tree.backend import Backend, Inputs, Mask
+from opt_tree.backend import Inputs, Mask
 from opt_tree.backends.body import Body
 from opt_tree.backends.compiled import CompileError
 from opt_tree.backends.fused import FusedLayers, can_fuse
 from opt_tree.backends.grouped_attention import attention_by
+from opt_tree.backends.hidden_states import WithHiddenStates
 from opt_tree.backends.packed import Packed, attention_kernels
 from opt_tree.cache import KVCache, inference
 from opt_tree.errors import counted, one_line
@@ -27,7 +28,7 @@ from opt_tree.target import Drafted, Output
 _WARM_UPS = 2
 
 
-class Captured(Backend):
+class Captured(WithHiddenStates):
     """Replays a graph for every padded shape; other forwards (a long prefill) are eager.
 
     A model needs `Buckets` for it: each of their shapes is captured when it first comes, or beforehand

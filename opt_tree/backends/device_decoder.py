@@ -18,6 +18,7 @@ from opt_tree.backends.device_step import Coming, DeviceStep, StepStart
 from opt_tree.backends.tensor_drafter import TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import tree_as_told
+from opt_tree.backends.windows import WithWindows
 from opt_tree.cache import KVCache
 from opt_tree.decode import Run
 from opt_tree.decoder import Decoder
@@ -222,7 +223,7 @@ class DeviceDecoder(Decoder):
 
 def _why_not(target: Any, drafter: TensorDrafter | None) -> str | None:
     """Why the forwards of these cannot be those of a `TensorStep`; None: they can."""
-    if not isinstance(target, Model):
+    if not isinstance(target, WithWindows):
         return "the target is not one model with a cache"
     if drafter is None:
         return "its drafter drafts on the host"

@@ -15,10 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.backend import Meter
+from opt_tree.backends.device_clock import meter_of
 from opt_tree.backends.tensor_pool import read_tree
 from opt_tree.backends.tensor_step import FACTS, Given, Layers, Left, Shape, TensorStep, further
 from opt_tree.cache import inference
-from opt_tree.model import Model, Pending
+from opt_tree.model import Model
 from opt_tree.sampling import Temperature
 from opt_tree.target import Forward
 from opt_tree.tree import Tree, on_host, send
@@ -164,7 +165,7 @@ class DeviceStep(TensorStep):
         left, sent = self.finish(coming)
         told = sent.read().numpy().copy()  # a step may be kept, and the memory that a device copies to is scarce
         for model, meter in zip(self.models, coming.meters, strict=True):
-            model.backend.meter = Meter(model.backend.meter.work + meter.work)
+            model.work += meter.work
         missing, target, lm = asked.forward, self.target, self.drafter.lm
         tree, verdict = read_tree(told, len(left.logits))
         kept = verdict[: int(verdict[-2]) + 1]
@@ -195,7 +196,7 @@ class DeviceStep(TensorStep):
 
     def _launched(self, shape: Shape, given: Given) -> Coming:
         """Launch a step, or its first two layers; what it costs is counted once it is read."""
-        meters, held = [Meter() for _ in self.models], self.held()
+        meters, held = [meter_of(lm.device) for lm in self.models], self.held()
         coming = Coming(shape, self.launch(shape, given), meters, held)
         self._further(coming)
         if coming.rest is None:
@@ -230,4 +231,4 @@ def _write(lm: Model, tokens: Int[np.ndarray, " rows"]) -> None:
     """A path of these tokens was written behind the context."""
     lm.cache.truncate(lm.length)
     lm.cache.open(len(tokens))
-    lm._note(Pending(0, tokens, np.arange(lm.length, lm.length + len(tokens))))
+    lm.pending = np.array([tokens, np.arange(lm.length, lm.length + len(tokens))])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from opt_tree.hidden_states import decoder_layers
+from opt_tree.backends.hidden_states import decoder_layers
 
 _lock = threading.Lock()
 """Held while compiled layers stand in for those of some model: one model at a time."""

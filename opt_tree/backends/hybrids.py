@@ -22,10 +22,6 @@ class Hybrid(Packed):
         self._recurrent = recurrent_layers(network)
         self._renamed = next((module for module in network.modules() if _names_it_otherwise(module)), None)
 
-    def mask_kinds(self) -> dict[str, int]:
-        """See `Backend.mask_kinds`. A layer that is both kinds takes attention's mask by attention's name."""
-        return {"full_attention" if kind == "hybrid" else kind: size for kind, size in super().mask_kinds().items()}
-
     def new_cache(self) -> RecurrentCache:
         asked: Any = DynamicCache(config=self.network.config.get_text_config())
         for layer in asked.layers:

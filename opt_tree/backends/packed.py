@@ -14,9 +14,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.cache_utils import Cache
 
-from opt_tree.backend import Backend, Inputs
+from opt_tree.backend import Inputs
 from opt_tree.backends.canonical import ROWS
 from opt_tree.backends.grouped_attention import grouped_attention
+from opt_tree.backends.hidden_states import WithHiddenStates
 from opt_tree.backends.prepacked import PackedWeights
 from opt_tree.backends.snapshot import Change, Snapshot
 from opt_tree.cache import inference
@@ -57,7 +58,7 @@ class Buckets:
         return rows, size
 
 
-class Packed(Backend):
+class Packed(WithHiddenStates):
     """Calls the network's own `forward` with its weights packed, where they can be, and its keys as they lie."""
 
     name = "eager"

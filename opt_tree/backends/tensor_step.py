@@ -5,7 +5,7 @@ compute all others. Knows nothing of what the host gives, reads and notes (`devi
 """
 
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +16,7 @@ from opt_tree.backends.tensor_drafter import Behind, TensorDrafter, TensorRows
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
 from opt_tree.backends.tensor_verdict import judged
+from opt_tree.backends.windows import WithWindows
 from opt_tree.model import Model
 from opt_tree.sampling import Temperature
 from opt_tree.target import Output
@@ -190,11 +191,11 @@ class TensorStep:
             mask = torch.cat([(torch.arange(keys, device=lm.device) == keys - 1).repeat(front, 1), mask])
             features = None if features is None else torch.constant_pad_nd(features, (0, 0, front, 0))
         lm.cache.open(count, keys, slots)
-        masks = lm.by_kind(mask[None, None], positions, key_positions)
+        masks = cast(WithWindows, lm).by_kind(mask[None, None], positions, key_positions)
         numbers = torch.stack([tokens, positions, slots])[:, None]
         given = None if features is None else features[None]
         output = self.compute(lm, Inputs(numbers, masks, given, last_only, lm.drafted), count)
-        return output.of_text(0, count, last_only)
+        return output.of_text(count, last_only)
 
     def compute(self, lm: Model, inputs: Inputs, rows: int) -> Output:
         """Compute one forward of so many real rows."""

@@ -19,8 +19,8 @@ from opt_tree.backends.hybrids import Hybrid
 from opt_tree.backends.packed import Buckets, Packed
 from opt_tree.backends.recurrent import RecurrentCache
 from opt_tree.backends.recurrent_layers import recurrent_layers
+from opt_tree.backends.windows import WithWindows
 from opt_tree.errors import UnsupportedModelError, require
-from opt_tree.model import Model
 from opt_tree.models.canonical import check
 from opt_tree.models.capabilities import (
     check_layers,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Buckets", "CausalLM", "Forward", "UnsupportedModelError", "check_tree_mask"]
 
 
-class CausalLM(Model):
+class CausalLM(WithWindows):
     """One transformers causal LM with one KV cache; batch size 1. Final: wrap it, do not subclass it.
 
     Committed rows are the context; `extend` scores rows behind them that stay pending until `commit` keeps some.
@@ -272,7 +272,7 @@ class CausalLM(Model):
             self._given = None
 
     def forget(self) -> None:
-        """See `Model.forget`."""
+        """See `WithWindows.forget`."""
         super().forget()
         self._given = None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from opt_tree.backend import layer_windows
+from opt_tree.backends.windows import layer_windows
 from opt_tree.errors import UnsupportedModelError
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from opt_tree.hidden_states import check_states, watched_module
+from opt_tree.backends.hidden_states import check_states, watched_module
 from opt_tree.models.quantised_layers import home_of
 
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")

@@ -5,7 +5,7 @@ row of the tree has. Rows are drafted once: their lower layers' keys and values 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from opt_tree.backend import Inputs, Meter
 from opt_tree.backends.packed import Packed
 from opt_tree.cache import KVCache, inference
 from opt_tree.errors import UnsupportedModelError
-from opt_tree.model import Model, Pending
+from opt_tree.masks import tree_mask
+from opt_tree.model import Model
 from opt_tree.models.capabilities import unwrapped
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.halves import Lower, Upper, check_cut
@@ -71,7 +72,7 @@ class UpperHalf(Model):
         sent = send(numbers, self.device)[:, None]
         self.cache.open(0, keys, sent[2, 0], forward.visible)
         features = torch.constant_pad_nd(forward.features, (0, 0, padding, 0))[None]
-        mask = self._masks(sent[1, 0], forward.visible, padded, keys)
+        mask = tree_mask(forward.visible, length, padded, keys, self.device)
         return Inputs(sent, mask, features, forward.last_only)
 
 
@@ -145,9 +146,8 @@ class SplitTarget:
         index = send(places, target.device)
         hidden = torch.cat(self._hidden).index_select(0, index)
         output = self.upper.run(Placed(self.upper, tree.tokens, positions, visible, hidden, places=places))
-        tokens, numbers = np.zeros((2, visible.shape[1]), dtype=np.int64)
-        tokens[places], numbers[places] = tree.tokens, positions
-        target._note(Pending(0, tokens, numbers))
+        target.pending = np.zeros((2, visible.shape[1]), dtype=np.int64)
+        target.pending[:, places] = tree.tokens, positions
         features = {layer + self.depth if layer >= 0 else layer: rows for layer, rows in output.features.items()}
         features |= {layer: torch.cat(rows).index_select(0, index) for layer, rows in self._below.items()}
         if self.depth - 1 in target.eager.layers:
@@ -168,9 +168,9 @@ class SplitTarget:
         """Let the halves return what the target was asked for, each its own layers."""
         layers = self.target.eager.layers
         below = tuple(layer for layer in layers if 0 <= layer < self.depth - 1)
-        self.lower.backend.layers = self.leaves.backend.layers = below
+        cast(Over, self.lower.backend).layers = cast(Over, self.leaves.backend).layers = below
         above = tuple(max(layer - self.depth, -1) for layer in layers if layer == -1 or layer >= self.depth)
-        self.upper.backend.layers = above
+        cast(Over, self.upper.backend).layers = above
 
     @inference
     def _probe(self) -> None:

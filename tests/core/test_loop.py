@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from opt_tree.answers import LogProbs
 from opt_tree.backend import Backend
@@ -35,11 +42,13 @@ TREES = (OptTree(1, 0.0, 1), OptTree(6, 0.0, 3), OptTree(12, 0.05, 6), OptTree(1
 
 
 def network(kind: str, layers: int = 2, seed: int = 0) -> Any:
-    """A random model in float64, with a window of five tokens where it is a Mistral."""
+    """A random model in float64, with a window of 16 tokens where it is a Mistral."""
     torch.manual_seed(seed)
     more: dict[str, Any] = {"num_hidden_layers": layers, "num_key_value_heads": 1, "max_position_embeddings": 256}
     if kind == "mistral":
-        return MistralForCausalLM(MistralConfig(sliding_window=5, **SIZES, **more)).double().eval()
+        return MistralForCausalLM(MistralConfig(sliding_window=16, **SIZES, **more)).double().eval()
+    if kind == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**SIZES, **more)).double().eval()
     return LlamaForCausalLM(LlamaConfig(**SIZES, **more)).double().eval()
 
 
@@ -70,7 +79,7 @@ def _written(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
     return text[len(prompt) :]
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral"])
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
 def target(request: pytest.FixtureRequest) -> Any:
     return network(request.param)
 
@@ -211,16 +220,12 @@ def test_a_backend_may_pad_in_front_and_run_in_parts(target: Any) -> None:
     assert (done.forwards, done.tokens) == (3, 11) and done.seconds > 0
 
 
-def test_hidden_states_are_those_of_the_layer(target: Any) -> None:
+def test_a_plain_backend_has_no_hidden_states(target: Any) -> None:
     model = Model(target)
-    model.watch((0, -1))
-    found = model.run(model.text(PROMPTS[1])).features
-    with torch.inference_mode():
-        states = target(torch.tensor([PROMPTS[1]]), output_hidden_states=True, use_cache=False).hidden_states
-    torch.testing.assert_close(found[0], states[1][0], rtol=0, atol=1e-10)
-    torch.testing.assert_close(found[-1], states[-1][0], rtol=0, atol=1e-10)
-    with pytest.raises(ValueError, match="no layer 9 to read hidden states of; it has 2 layers"):
-        model.watch((9,))
+    model.watch(())
+    with pytest.raises(ValueError, match=r"Backend has no hidden states to read, asked for layers \(0, -1\)"):
+        model.watch((0, -1))
+    assert not model.run(model.text(PROMPTS[1])).features
 
 
 def test_a_seed_has_one_text_whatever_the_tree(target: Any) -> None:
@@ -266,6 +271,17 @@ def test_the_context_ends_where_the_model_does() -> None:
     short.max_context = 20
     found = Decoder(short, drafter_of(model), TREES[-1]).generate(PROMPTS[1], 100, stop=None)
     assert found.tokens == written(model, PROMPTS[1], 13) and found.finish_reason == "context"
+
+
+def test_the_context_ends_where_a_window_would_hide_its_first_token() -> None:
+    model = network("mistral")
+    for draft in (network("llama"), model):
+        found = Decoder(Model(model), drafter_of(draft), TREES[2]).generate(PROMPTS[1], 100, stop=None)
+        assert found.tokens == written(model, PROMPTS[1], 9) and found.finish_reason == "context"
+    llama = network("llama")
+    with pytest.warns(UserWarning, match="has positions for 16 tokens of context"):
+        found = Decoder(Model(llama), drafter_of(model), TREES[2]).generate(PROMPTS[1], 20, stop=None)
+    assert found.tokens == written(llama, PROMPTS[1], 20)
 
 
 def test_a_tree_of_opt_tree_is_the_best_of_all() -> None:

@@ -31,6 +31,7 @@ from opt_tree.backend import cache_argument
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.policies.static import Static
+from opt_tree.model import Model
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
 from opt_tree.opt import OptTree
 from opt_tree.target import Work
@@ -284,13 +285,7 @@ def test_the_probe_catches_a_model_that_numbers_rows_itself(monkeypatch, archite
 @pytest.mark.parametrize("architecture", ["mistral", "phi3", "qwen2-window", "qwen3-window", "gemma2", "gemma3"])
 def test_the_probe_catches_a_lost_window(monkeypatch, architecture):
     """A lone full mask is what transformers' models take without complaint and what loses their window."""
-    masks = CausalLM._masks
-
-    def lone(self, *given):
-        monkeypatch.setattr(self, "windows", {"full_attention": 0})
-        return masks(self, *given)
-
-    monkeypatch.setattr(CausalLM, "_masks", lone)
+    monkeypatch.setattr(CausalLM, "masks", Model.masks)
     assert "does not honour a tree mask" in refused(tiny(architecture))
 
 

@@ -18,8 +18,8 @@ from tiny_models import (
     tiny,
 )
 
-from opt_tree import backend as base
 from opt_tree import model as lm_module
+from opt_tree.backends.device_clock import DeviceMeter
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
 from opt_tree.target import Work
 from opt_tree.tree import Tree
@@ -183,7 +183,7 @@ def test_a_decoder_called_past_the_hook_is_noticed(monkeypatch):
     lm = CausalLM(tiny("llama"))
     lm.watch((-1,))
     assert lm.append(prompt(4)).features
-    monkeypatch.setattr("opt_tree.hidden_states.watched_module", lambda model, layer: torch.nn.Identity())
+    monkeypatch.setattr("opt_tree.backends.hidden_states.watched_module", lambda model, layer: torch.nn.Identity())
     with pytest.raises(RuntimeError, match=r"did not run the layers whose features are read: \[-1\]"):
         lm.append(prompt(4))
 
@@ -204,7 +204,7 @@ def test_what_is_no_hidden_state_is_refused(monkeypatch):
     """Should a decoder return something else, nothing is drafted from it."""
     lm = CausalLM(tiny("llama"))
     lm.watch((-1,))
-    monkeypatch.setattr("opt_tree.hidden_states._decoder", lambda model: model.lm_head)
+    monkeypatch.setattr("opt_tree.backends.hidden_states._decoder", lambda model: model.lm_head)
     refusal = rf"LlamaForCausalLM, layer -1, cannot be read: they are {HIDDEN} wide, and what Linear returns is \[1, "
     with pytest.raises(UnsupportedModelError, match=refusal):
         lm.append(prompt(4))
@@ -284,8 +284,7 @@ def test_on_cuda_a_forward_s_seconds_are_the_device_s_read_when_asked(monkeypatc
     lm = CausalLM(tiny("llama"))
     monkeypatch.setattr(torch.cuda, "Event", Moment)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the device's")
-    moment = base.moment
-    monkeypatch.setattr(base, "moment", lambda device: moment(torch.device("cuda")))
+    lm.backend.meter = DeviceMeter(torch.device("cuda"))
     lm.append(prompt(10))
     lm.score(random_tree(4, seed=0, root=1))
     assert not waited, "nobody has asked"

@@ -13,10 +13,11 @@ from tiny_models import VOCAB, causal_logits, padded_to, prompt, random_tree, ti
 
 from opt_tree import backend as base
 from opt_tree import model as core
-from opt_tree.backend import Backend
 from opt_tree.backends.batch.kv_lanes import Storage
 from opt_tree.backends.batch.merge_tensors import side_by_side
+from opt_tree.backends.hidden_states import WithHiddenStates
 from opt_tree.backends.packed import Buckets, Packed
+from opt_tree.backends.windows import WithWindows
 from opt_tree.masks import tree_mask
 from opt_tree.model import Model
 from opt_tree.target import Forward, TreeForward, causal
@@ -56,12 +57,12 @@ def test_the_parts_of_a_text_are_those_of_its_forward():
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
 @pytest.mark.parametrize(
-    "backend", [Backend, Packed, lambda model: padded_to(Buckets((4, 16), (8, 64)), Packed(model))]
+    "backend", [WithHiddenStates, Packed, lambda model: padded_to(Buckets((4, 16), (8, 64)), Packed(model))]
 )
 def test_the_network_as_it_is_and_packed_and_padded(architecture, backend):
     """A text, a tree behind it, a path kept and a token more, against plain forwards of the whole."""
     network, context = tiny(architecture), prompt(17)
-    lm = Model(network, backend(network))
+    lm = WithWindows(network, backend(network))
     found = lm.run(lm.text(context, all_logits=True)).logits
     assert (found - causal_logits(network, context)).abs().max() < 1e-9
     tree = random_tree(7, seed=2, root=5)
@@ -90,14 +91,14 @@ def test_the_last_row_alone_is_one_row_and_the_features_are_all(buckets):
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_one_forward_stands_between_the_prepare_and_the_finish_of_several_texts(architecture):
     network, lengths = tiny(architecture), (13, 4, 20)
-    alone, expected, trees = Model(network, Packed(network)), [], []
+    alone, expected, trees = WithWindows(network, Packed(network)), [], []
     for place, length in enumerate(lengths):
         trees.append(random_tree(3 + 2 * place, seed=place, root=place + 1))
         alone.reset()
         alone.run(alone.text(prompt(length, seed=place)))
         expected.append(alone.run(alone.tree(trees[-1])).logits.clone())
     storage, backend = Storage(alone.cache.shapes, len(lengths)), Packed(network)
-    models = [Model(network, backend) for _ in lengths]
+    models = [WithWindows(network, backend) for _ in lengths]
     for lm, lane in zip(models, storage.lanes, strict=True):
         lm.cache = lane
 
@@ -108,7 +109,8 @@ def test_one_forward_stands_between_the_prepare_and_the_finish_of_several_texts(
         whole = side_by_side(inputs, rows, keys, storage.slots - 1)
         storage.open(list(range(len(forwards))), keys, whole.numbers[2])
         output = backend.forward(whole, storage)
-        return [forward.model.finish(forward, output, place) for place, forward in enumerate(forwards)]
+        logits = [output._replace(logits=output.logits[place : place + 1]) for place in range(len(forwards))]
+        return [forward.model.finish(forward, own) for forward, own in zip(forwards, logits, strict=True)]
 
     with torch.inference_mode():
         together(

@@ -24,6 +24,7 @@ from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter, published_laye
 from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.text_states import text_states
 from opt_tree.training.heads import features, run, train
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.eagle import EagleLoss, new_head, passes, save_head
@@ -239,7 +240,7 @@ def test_the_laws_of_the_passes_are_those_of_the_drafter(kind):
     depths = set()
     for context, path, law in witness.laws[:30] + witness.laws[-30:]:
         ids = torch.tensor([context + path])
-        states = features.hidden_states(target.model, ids, (-1, *layers))
+        states = text_states(target.model, ids, (-1, *layers))
         batch = Batch(ids, torch.ones_like(ids).bool(), states, (-1, *layers))
         estimate = model.estimates(batch, len(path) + 1)[-1][0, -1]
         assert torch.allclose((head.read(estimate) @ output.T).log_softmax(-1), law, atol=1e-3)

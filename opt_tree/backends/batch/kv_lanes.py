@@ -4,6 +4,8 @@ Owns the rows of all lanes of one model and how they move: a forward of several 
 their commits keep is moved for all of them at once, before the next forward. Knows nothing of who runs when.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -142,6 +144,9 @@ class Lane(KVCache):
     def __init__(self, storage: Storage, number: int) -> None:
         super().__init__([])
         self.storage, self.number = storage, number
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     @property
     def read(self) -> tuple[int, int]:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from opt_tree.backend import Backend, Inputs, moment
+from opt_tree.backend import Inputs
 from opt_tree.backends.batch.kv_lanes import Lane, Storage
 from opt_tree.backends.batch.merge_tensors import cheapest_split, side_by_side
 from opt_tree.backends.compiled import Compiled
+from opt_tree.backends.hidden_states import WithHiddenStates
 from opt_tree.backends.packed import Packed
+from opt_tree.backends.windows import WithWindows
 from opt_tree.cache import KVCache
-from opt_tree.model import Model
 from opt_tree.target import Output
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ _KEYS = 4
 """Attention to this many keys times the model's width costs as much as all else of a row. Measured likewise."""
 
 
-class LaneBackend(Backend):
+class LaneBackend(WithHiddenStates):
     """The backend of one lane: what it would compute runs with what others would, so whoever drives them does it."""
 
     name = "lane"
@@ -80,7 +81,7 @@ class SharedModel:
         self.lm, self.storage, self.last = lm, Storage(lm.cache.shapes, lanes), last
         self._call = _CALL.get(lm.device.type, _CALL_ELSEWHERE)
 
-    def views(self) -> list[Model]:
+    def views(self) -> list[WithWindows]:
         """The model as each lane has it."""
         return [_in_lane(self.lm, lane, LaneBackend(self, lane)) for lane in self.storage.lanes]
 
@@ -101,7 +102,7 @@ class SharedModel:
 
         A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it.
         """
-        rows, backend, begin = max(ask.rows for ask in asked), self.lm.backend, moment(self.lm.device)
+        rows, backend, begin = max(ask.rows for ask in asked), self.lm.backend, self.lm.backend.meter.now()
         keys = max(ask.backend.lane.read[1] for ask in asked)
         lanes = [ask.backend.lane.number for ask in asked]
         self.storage.reserve(keys)
@@ -117,11 +118,18 @@ class SharedModel:
             self.storage.open(lanes, keys, inputs.numbers[2])
             output = self.lm.eager.forward(inputs, self.storage)
         for ask in asked:
-            ask.backend.meter.add(ask.real, begin, moment(self.lm.device))
-        return [output.only(place) for place in places]
+            ask.backend.meter.add(ask.real, begin, backend.meter.now())
+        return [_of_lane(output, place) for place in places]
 
 
-def _in_lane(lm: Model, cache: KVCache, backend: Backend) -> Model:
+def _of_lane(output: Output, place: int) -> Output:
+    """Of one text of several, as if it had run alone: `[1, rows, ...]`."""
+    one = slice(place, place + 1)
+    best = None if output.best is None else output.best[:, one]
+    return Output(output.logits[one], {layer: states[one] for layer, states in output.features.items()}, best)
+
+
+def _in_lane(lm: WithWindows, cache: KVCache, backend: LaneBackend) -> WithWindows:
     """The same model for another sequence, with rows and a context of its own, run by another backend."""
     twin = copy.copy(lm)
     twin.cache, twin.backend = cache, backend
@@ -134,7 +142,7 @@ def why_alone(models: Sequence[Any]) -> str | None:
     for lm in models:
         if (why := getattr(lm, "alone", None)) is not None:
             return why
-        if not isinstance(lm, Model):
+        if not isinstance(lm, WithWindows):
             if isinstance(getattr(lm, "model", None), nn.Module):
                 return f"{type(lm).__name__} runs its model for one sequence at a time"
             continue
@@ -177,11 +185,11 @@ def lane_memos(models: Sequence[Any], count: int) -> list[dict[int, Any]]:
     """Return a memo for `copy.deepcopy` for each of `count` lanes: copies made with it run the lane's views of models.
 
     The first model is the target: its forwards wait for those of the others, so that all lanes have drafted when it
-    runs. What is no `Model` is in no memo, hence copied whole.
+    runs. What is no `WithWindows` is in no memo, hence copied whole.
     """
     memos: list[dict[int, Any]] = [{} for _ in range(count)]
     for lm in models:
-        if isinstance(lm, Model) and id(lm) not in memos[0]:
+        if isinstance(lm, WithWindows) and id(lm) not in memos[0]:
             for memo, view in zip(memos, SharedModel(lm, count, last=lm is models[0]).views(), strict=True):
                 memo[id(lm)], memo[id(lm.model)] = view, lm.model
     return memos

@@ -65,7 +65,8 @@ class Seen(DrafterAround):
             self.rows += new
         else:  # what was caught up with
             self.before, self.rows = new[-2] if len(new) > 1 else self.before, new[-1:]
-            output = output.last(1)._replace(features=output.features)
+            best = None if output.best is None else output.best[:, -1:]
+            output = output._replace(logits=output.logits[-1:], best=best)
         return super().read(output)
 
     def accept(self, outcome: Outcome) -> None:

@@ -53,12 +53,12 @@ from tqdm import tqdm
 
 from opt_tree.methods.controllers.predicted import KIND, LAST, LengthPredictor
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.models.text_states import text_states
 from opt_tree.system.command_line import from_fields
 from opt_tree.tools.pair import Pair, load_pair
 from opt_tree.training.answers import Example, read_examples
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.eagle import passes
-from opt_tree.training.heads.features import hidden_states
 from opt_tree.training.optimizer import epochs
 from opt_tree.training.plans import Cut
 
@@ -108,7 +108,7 @@ def label(pair: Pair, examples: Iterable[Example], longest: int) -> Labels:
     layers = tuple(dict.fromkeys((LAST, *drafter.features)))
     for example in tqdm(list(examples), desc="labels", unit="answer", disable=None):
         tokens, first = torch.tensor(example.tokens, device=pair.target.device), max(example.answer - 1, 1)
-        features = hidden_states(pair.target.model, tokens[None], layers)
+        features = text_states(pair.target.model, tokens[None], layers)
         lengths = chain_lengths(drafter, features, tokens, first, longest)
         found.append(Labels(features[LAST][0, first - 1 : -2], tokens[first - 1 : -2], lengths))
     if not found:

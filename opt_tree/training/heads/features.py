@@ -51,8 +51,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from opt_tree.hidden_states import watched_module
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
+from opt_tree.models.text_states import check_layers_are_there, text_states
 from opt_tree.system.files import whole
 from opt_tree.training.answers import Example, read_examples
 from opt_tree.training.files import working_dtype
@@ -86,29 +86,6 @@ def save_counts(examples: Iterable[Example], vocab: int, folder: Path) -> None:
         np.save(file, np.bincount(answers, minlength=vocab))
 
 
-@torch.inference_mode()
-def hidden_states(
-    target: PreTrainedModel, rows: Int[Tensor, "rows length"], layers: Sequence[int]
-) -> dict[int, Float[Tensor, "rows length hidden"]]:
-    """Return the hidden states of some layers; right-hand padding is seen by no token before it."""
-    caught: dict[int, Tensor] = {}
-    body = target.base_model
-
-    def catch(layer: int) -> torch.utils.hooks.RemovableHandle:
-        def keep(_module: object, _inputs: object, output: Tensor | tuple[Tensor]) -> None:
-            caught[layer] = output[0] if isinstance(output, tuple) else output
-
-        return watched_module(target, layer).register_forward_hook(keep)
-
-    hooks = [catch(layer) for layer in layers if layer != -1]
-    try:
-        caught[-1] = body(input_ids=rows, use_cache=False).last_hidden_state
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {layer: caught[layer] for layer in layers}
-
-
 def neighbours(lengths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
     """Yield first and last of the documents, which stand by length, that are padded to at most so many tokens."""
     first = 0
@@ -133,7 +110,7 @@ def run_part(
     for first, last in neighbours([len(example.tokens) for example in part], batch_tokens):
         group = [torch.tensor(example.tokens) for example in part[first:last]]
         rows = torch.nn.utils.rnn.pad_sequence(group, batch_first=True).to(target.device)
-        for layer, states in hidden_states(target, rows, layers).items():
+        for layer, states in text_states(target, rows, layers).items():
             states = states.to("cpu", torch.bfloat16)
             kept[layer] += [state[: len(own)] for state, own in zip(states, group, strict=True)]
         done(sum(map(len, group)))
@@ -161,8 +138,7 @@ def write(args: argparse.Namespace) -> None:
     """Write the parts that are not there yet."""
     tokenizer = load_tokenizer(str(args.target))
     target = load_weights(str(args.target), working_dtype()).eval()
-    for layer in set(args.layers) - {-1}:
-        watched_module(target, layer)  # refuses one that is not there, before anything is written
+    check_layers_are_there(target, args.layers)  # before anything is written
     examples = list(read_examples(args.answers, tokenizer, Cut(prompt=args.prompt_tokens)))
     if not examples:
         raise ValueError(f"no answers in {', '.join(map(str, args.answers))}")

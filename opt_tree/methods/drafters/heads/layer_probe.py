@@ -6,15 +6,15 @@ vllm-project/vllm#43671); texts stay what they are, so that nothing else shows i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.hidden_states import hidden_states
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.text_states import logits_and_states
 
 TEXT = """The library opens at nine in the morning and closes at six. Every book has a number on its back, and the
 number says on which shelf it stands. If you cannot find a book, ask the person at the desk.
@@ -81,9 +81,8 @@ def probe(
     is a row of token ids.
     """
     ids = _ids(target, tokenizer)
-    network: Any = target.model
-    with hidden_states(network, tuple(sorted({*layers}))) as states:
-        wanted = network(input_ids=ids, use_cache=False).logits[0].argmax(-1).cpu()
+    logits, states = logits_and_states(target.model, ids, layers)
+    wanted = logits[0].argmax(-1).cpu()
     drafted = [one.best(ids, states).cpu() for one in conventions]
     agreed = [(found == wanted)[found >= 0] for found in drafted]
     counts = [int(one.sum()) for one in agreed]

@@ -1,4 +1,7 @@
-"""Hidden states of a network's layers, read while it runs: which module a layer is, and what it returns."""
+"""Hidden states of a network's layers, read while it runs: which module a layer is, and what it returns.
+
+Owns what every backend beside the core has more than the core's.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -6,8 +9,35 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
+from opt_tree.backend import Backend, Inputs
+from opt_tree.backends.device_clock import meter_of
 from opt_tree.errors import UnsupportedModelError
+from opt_tree.target import Output
+
+
+class WithHiddenStates(Backend):
+    """Returns the hidden states of the layers that are watched, too. A device's forwards are timed by its own clock."""
+
+    layers: tuple[int, ...] = ()
+    """The watched ones: what decoder layer k puts out; -1: behind the last norm."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__(network)
+        self.meter = meter_of(network.get_input_embeddings().weight.device)
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """Return features of these layers, too, from now on; ValueError names one that the network does not have."""
+        for layer in layers:
+            watched_module(self.network, layer)
+        self.layers = tuple(sorted({*self.layers, *layers}))
+
+    def forward(self, inputs: Inputs, cache: Cache) -> Output:
+        """See `Backend.forward`. The watched features come with the logits, of every row."""
+        with hidden_states(self.network, self.layers) as states:
+            logits = super().forward(inputs, cache).logits
+        return Output(logits, states)
 
 
 @contextmanager
