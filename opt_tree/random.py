@@ -5,7 +5,7 @@ Owns every random number of a generation. Knows nothing of trees: it draws from 
 
 import functools
 from numbers import Integral
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,13 +14,6 @@ from torch import Tensor
 
 from opt_tree.errors import require
 from opt_tree.tree import on_host, send
-
-
-class Among(NamedTuple):
-    """Which columns of a vocabulary a matrix holds, where it leaves out those that are impossible."""
-
-    tokens: Int[Tensor, " columns"]
-    vocab: int
 
 
 class Random:
@@ -48,9 +41,10 @@ class Random:
             raise ValueError(f"seed must fit into 64 bits, got {seed}")
         self._seed = int(seed) % 2**64
         self._position = 0
-        self._fresh = np.random.default_rng((self._seed, 1))
-        self._races: dict[torch.device, torch.Generator] = {}
-        self._buffer = torch.empty(0, dtype=torch.float64)
+        self.fresh = np.random.default_rng((self._seed, 1))
+        """Numbers for whatever is no race, each used once."""
+        self.beside: dict[Any, Any] = {}
+        """What others keep for this generation, under keys of their own."""
 
     def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
         """Draw one token a row by an exponential race. `depths`: how many tokens ahead a row's draw is.
@@ -86,38 +80,11 @@ class Random:
 
     def choose(self, probs: Float[np.ndarray, " vocab"]) -> int:
         """Draw one token on the host, with fresh randomness. `probs` need not be normalised."""
-        return int(_invert(torch.from_numpy(probs)[None], torch.tensor([[self._fresh.random()]])))
+        return int(invert(torch.from_numpy(probs)[None], torch.tensor([[self.fresh.random()]])))
 
     def accept(self, probability: float) -> bool:
         """Toss a coin of the given probability, with fresh randomness."""
-        return bool(self._fresh.random() < probability)
-
-    def iid(self, probs: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
-        """Draw `k` tokens a row, independently."""
-        return _invert(probs, send(self._fresh.random((len(probs), k)), probs.device))
-
-    def distinct(
-        self, probs: Float[Tensor, "rows columns"], k: int, among: Among | None = None
-    ) -> Int[Tensor, "rows k"]:
-        """Draw `k` different columns a row, each without those before it; impossible ones come last.
-
-        An exponential race: of independent arrival times with the tokens' probabilities as rates the first is a draw
-        from the distribution, the second one from what is left, and so on. The noise is drawn where `probs` lie, for
-        the whole vocabulary, so that what is drawn does not depend on which impossible tokens were left out.
-        """
-        if probs.device not in self._races:
-            self._races[probs.device] = torch.Generator(probs.device).manual_seed(int(self._fresh.integers(2**63)))
-        noise = self._room(len(probs), probs.shape[1] if among is None else among.vocab, probs.device)
-        noise.exponential_(generator=self._races[probs.device])
-        if among is not None:
-            noise = noise.index_select(1, among.tokens)
-        return torch.where(probs > 0, noise / probs, torch.inf).topk(k, largest=False).indices
-
-    def _room(self, rows: int, columns: int, device: torch.device) -> Float[Tensor, "rows columns"]:
-        """A buffer, kept: the C library gives and takes back blocks above 32 MB anew, page by page."""
-        if self._buffer.device != device or self._buffer.numel() < rows * columns:
-            self._buffer = torch.empty(rows * columns, dtype=torch.float64, device=device)
-        return self._buffer[: rows * columns].view(rows, columns)
+        return bool(self.fresh.random() < probability)
 
 
 # Of SplitMix64, as signed words: the step from state to state (the golden ratio's), and its output's factors.
@@ -163,7 +130,7 @@ def _exponential(states: Words) -> Words:
     return library.negative(library.log(quantiles, out=quantiles), out=quantiles)
 
 
-def _invert(probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows draws"]) -> Int[Tensor, "rows draws"]:
+def invert(probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows draws"]) -> Int[Tensor, "rows draws"]:
     """The tokens at which the rows' cumulative distributions exceed the uniforms' share of the whole."""
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from opt_tree.answers import probs_of
 from opt_tree.methods.children.drawn import Drawn, DrawnLayer, check_siblings, known, read, siblings_at
+from opt_tree.methods.children.draws import draws_of
 from opt_tree.pool import Picked
 from opt_tree.random import Random
 
@@ -40,7 +41,7 @@ class WithoutReplacement(Drawn):
         facts = known(layer)
         probs = probs_of(facts.log_probs)
         most = self.total if self.total is not None else siblings_at(self.per_node, layer.depth)
-        columns = random.distinct(probs, min(most, probs.shape[-1]), facts.among)
+        columns = draws_of(random).distinct(probs, min(most, probs.shape[-1]), facts.among)
         rows, tokens = facts.rows.expand_as(columns), facts.tokens(columns)
         drawn = probs.gather(1, columns)
         left = 1 - (drawn.cumsum(1) - drawn)
