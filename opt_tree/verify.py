@@ -2,31 +2,21 @@
 
 A verifier is a function from a tree and the target's processed logits to a `Verdict`, tagged with the kinds of children
 it is exact for. Both that stand here follow the target's own choice from the root as far as the tree reaches, so that
-the tree may be any one; other rules are in methods/verifiers.
+the tree may be any one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.children import Children
 from opt_tree.random import Random
 from opt_tree.sampling import LazyLogits, Logits
 from opt_tree.tree import Tree, fetch, on_host
-
-Probs = Float[np.ndarray, " possible"]
-"""Probabilities of the next token: of every one in the vocabulary, or of those that are possible at the node."""
-Branching = Callable[[Probs, Probs, Int[np.ndarray, " children"]], Probs]
-"""From the target's probabilities, the drafter's (empty for deterministic children) and the children, in order and with
-multiplicity, to the probabilities of the token emitted there. Exact if their mean over the children is the target's.
-
-The coins of the papers' accept and reject rules are summed out: one draw from these does what they do, and they say
-exactly what to expect."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +27,14 @@ class Verdict:
     token: int
 
 
-Attempts = Callable[[Tree, Logits], Iterable[Any]]
-"""From a tree and its processed logits to what is tried, the first thing first; see `methods/verifiers/walks.py`."""
-
-
 @runtime_checkable
 class Verifier(Protocol):
     """Judge a tree so that what is emitted is distributed as the target's own. `logits` are processed ones."""
 
     valid_for: tuple[type[Children], ...]
     """Empty: it is exact for any tree that does not depend on its draws."""
-    branching: Branching | None
-    attempts: Attempts | None
-    chains_only: bool
-    even_only: bool
+    refuses: Callable[[Children], str | None]
+    """Why it does not judge children of these kinds; None: it does."""
     lossy: bool
     greedy_only: bool
     __name__: str
@@ -60,30 +44,19 @@ class Verifier(Protocol):
 
 def valid_for(
     *kinds: type,
-    branching: Branching | None = None,
-    attempts: Attempts | None = None,
-    chains_only: bool = False,
-    even_only: bool = False,
+    refuses: Callable[[Children], str | None] = lambda children: None,
     lossy: bool = False,
     greedy_only: bool = False,
 ) -> Callable[[Callable], Verifier]:
-    """Tag a verifier with the kinds of children it is exact for, none for any tree, and with what it computes.
+    """Tag a verifier with the kinds of children it is exact for; none: any tree.
 
-    `chains_only`: it judges one child a node. `even_only`: it judges trees whose nodes have as many children as all
-    others of their depth. `lossy`: it reproduces nobody's distribution, and the kinds are those that it accepts.
-    `greedy_only`: it emits the argmax, which is the target's distribution at temperature 0 alone.
+    `refuses`: from children of these kinds to why it does not judge them ("judges ..."), or None. `lossy`: it
+    reproduces nobody's distribution, and the kinds are those that it accepts. `greedy_only`: it emits the argmax, which
+    is the target's distribution at temperature 0 alone.
     """
 
     def tag(verifier: Callable) -> Verifier:
-        verifier.__dict__.update(
-            valid_for=kinds,
-            branching=branching,
-            attempts=attempts,
-            chains_only=chains_only,
-            even_only=even_only,
-            lossy=lossy,
-            greedy_only=greedy_only,
-        )
+        verifier.__dict__.update(valid_for=kinds, refuses=refuses, lossy=lossy, greedy_only=greedy_only)
         return verifier  # type: ignore[return-value]
 
     return tag
@@ -97,11 +70,8 @@ def check(verifier: Verifier, children: Children, lossy: bool = False) -> None:
             f"verifier {name} is not exact for children of type {kind}; "
             f"it is for {', '.join(known.__name__ for known in verifier.valid_for)}"
         )
-    per_node = getattr(children, "per_node", None)
-    if verifier.even_only and per_node != 1 and not isinstance(per_node, tuple):
-        raise TypeError(f"verifier {name} judges trees with so many children by depth; got {children}")
-    if verifier.chains_only and per_node != 1 and not (isinstance(per_node, tuple) and max(per_node) == 1):
-        raise TypeError(f"verifier {name} judges chains, one child a node; got {children}")
+    if why := verifier.refuses(children):
+        raise TypeError(f"verifier {name} {why}; got {children}")
     if verifier.lossy and not lossy:
         raise TypeError(
             f"verifier {name} does not keep the target's distribution; say lossy=True to use it all the same"
@@ -137,11 +107,7 @@ def follow(tree: Tree, choice: Callable[[int], int]) -> Verdict:
     return Verdict(kept[::-1], wanted[-1])
 
 
-def _argmax(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.ndarray, " children"]) -> Probs:
-    return np.eye(1, len(target), int(target.argmax()))[0]
-
-
-@valid_for(branching=_argmax, greedy_only=True)
+@valid_for(greedy_only=True)
 def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Follow the target's argmax from the root as far as the tree reaches (arXiv:2406.17276, Alg. 2). One read-back.
 
@@ -173,11 +139,7 @@ def _chooser(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
     return choose
 
 
-def _as_target(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.ndarray, " children"]) -> Probs:
-    return target
-
-
-@valid_for(branching=_as_target)
+@valid_for()
 def match(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Draw the target's next token at every node and follow the draws. One read-back.
 

@@ -71,6 +71,7 @@ from opt_tree.methods.controllers.selector import Action, RootFacts, Selector, T
 from opt_tree.methods.drafters.seen import Seen
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.methods.verifiers.rules import branching_of
 from opt_tree.methods.verifiers.walks import reached
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
@@ -107,7 +108,7 @@ def judge_of(name: str) -> Verifier:
         check(VERIFIERS[name].make, IID((2,)))
     except TypeError as error:
         raise ValueError(str(error)) from error
-    if VERIFIERS[name].make.branching is None:
+    if branching_of(VERIFIERS[name].make) is None:
         raise ValueError(f"the selector is trained for verifiers that walk down a tree, which {name} does not")
     return VERIFIERS[name].make
 

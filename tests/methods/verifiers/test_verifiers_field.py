@@ -70,11 +70,12 @@ from opt_tree.methods.verifiers.multipath_block_verification import chosen_from,
 from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.methods.verifiers.recursive_rejection import without, without_replacement
 from opt_tree.methods.verifiers.rheo_sampling import rheo
+from opt_tree.methods.verifiers.rules import Attempt, Branching, branching_of
 from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.methods.verifiers.typical_acceptance import typical
-from opt_tree.methods.verifiers.walks import Attempt, block_efficiency, walk_up
+from opt_tree.methods.verifiers.walks import block_efficiency, walk_up
 from opt_tree.tools.enumeration import continued, distance
-from opt_tree.verify import Branching, check
+from opt_tree.verify import check
 
 CONTEXT = (0,)
 
@@ -245,9 +246,9 @@ def test_the_loop_emits_the_processed_targets_law(policy: TreePolicy, verifier: 
 
 
 BRANCHING: dict[str, tuple[Branching, bool]] = {  # and whether it is exact for independent draws
-    verifier.__name__: (verifier.branching, IID in verifier.valid_for)
+    verifier.__name__: (branching_of(verifier), IID in verifier.valid_for)
     for verifier in LOSSLESS
-    if verifier.branching is not None
+    if branching_of(verifier) is not None
 }
 SHAPES = st.sampled_from([(2, 1), (2, 3), (4, 2), (3, 3), (6, 2)])
 
