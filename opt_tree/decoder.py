@@ -23,7 +23,7 @@ from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
 from opt_tree.sampling import Sampling
 from opt_tree.step import Step
-from opt_tree.stop import Stop, StopRule, ends_of, rule_for
+from opt_tree.stop import StopRule, StopTokens, ends_of, rule_for
 from opt_tree.target import Target, lock_of
 from opt_tree.verify import Verifier, check_temperature, greedy, match
 
@@ -85,7 +85,7 @@ class Decoder:
         prompt: Sequence[int] | Tensor,
         max_new_tokens: int = 128,
         sampling: Sampling = Sampling(),
-        stop: StopRule | None = Stop(),
+        stop: StopRule | None = StopTokens(),
         streamer: Any = None,
         seed: int = 0,
         reuse: bool = False,
@@ -133,7 +133,7 @@ class Decoder:
         prompt: Sequence[int] | Tensor,
         max_new_tokens: int = 128,
         sampling: Sampling = Sampling(),
-        stop: StopRule | None = Stop(),
+        stop: StopRule | None = StopTokens(),
         streamer: Any = None,
         seed: int = 0,
         reuse: bool = False,
@@ -186,7 +186,7 @@ class Decoder:
         sampling: Sampling = Sampling(),
         random: Random | None = None,
         reuse: bool = False,
-        stop: StopRule | None = Stop(),
+        stop: StopRule | None = StopTokens(),
     ) -> Iterator[Step]:
         """Decode after `prompt`, a step at a time, until `max_new_tokens`, a stop rule or the end of the context.
 
