@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "system": {"core"},
     "backends": {"core", "system"},
     "models": {"core", "system", "backends"},
-    "methods": {"core"},
+    "methods": {"core", "system"},
     "methods/children": {"core"},
     "methods/policies": {"core", "methods", "methods/children"},
     "methods/verifiers": {"core", "methods", "methods/children"},
