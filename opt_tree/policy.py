@@ -106,9 +106,3 @@ def check_grows(policy: object) -> None:
     for part in ("children", "max_depth"):
         if not hasattr(policy, part):
             raise TypeError(f"{type(policy).__name__} grows no tree: it has no {part}")
-
-
-def chooses(made: object) -> bool:
-    """Whether it is a controller, or a class of them: a policy with a `choose` of its own."""
-    kind = made if isinstance(made, type) else type(made)
-    return issubclass(kind, TreePolicy) and kind.choose is not TreePolicy.choose
