@@ -40,8 +40,8 @@ from evaluation.answers.metrics import between, estimate
 from evaluation.command_line import Value, table
 from evaluation.run.models import Material, gather
 from opt_tree import Decoder, Random, Sampling, Tree, Verdict
-from opt_tree.drafter import described
 from opt_tree.methods.children.iid import IID
+from opt_tree.methods.drafters.around import described
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.importance_weighted import Duel
 from opt_tree.methods.verifiers.multi_round_rejection import in_rounds

@@ -134,9 +134,3 @@ class Drafter(ABC):
     def settings(self) -> dict[str, Any]:
         """What of it decides the answers, for the header of an answer file."""
         return {}
-
-
-def described(drafter: Drafter) -> str:
-    """What drafts, and how it is calibrated, for a reader of a table."""
-    what = drafter.describe()
-    return what if drafter.temperature == 1 else f"{what}, sharpened by temperature {drafter.temperature:.2f}"

@@ -5,11 +5,10 @@ again. A `Step` is what remains of it, with the cost that the loop counted: smal
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.tree import Tree
@@ -28,10 +27,6 @@ class Outcome:
     """The target's hidden states of the path's rows by layer, of the layers that are watched."""
     logits: Float[Tensor, "rows vocab"]
     """The target's logits of every row of the tree, as the model gave them."""
-
-    def numbered(self, draft_rows: Int[np.ndarray, " rows"]) -> "Outcome":
-        """Return the same outcome for a drafter that was handed other nodes, or the same ones in another order."""
-        return replace(self, tree=replace(self.tree, draft_rows=draft_rows))
 
 
 @dataclass(frozen=True)

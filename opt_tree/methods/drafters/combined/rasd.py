@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Int
 
 from opt_tree.answers import LogProbs
 from opt_tree.children import TopK
-from opt_tree.drafter import Asked, Drafter, described
-from opt_tree.methods.drafters.around import settings_of
-from opt_tree.methods.drafters.combined.grafted import Joined
+from opt_tree.drafter import Asked, Drafter
+from opt_tree.methods.drafters.around import described, settings_of
+from opt_tree.methods.drafters.combined.grafted import Joined, numbered
 from opt_tree.methods.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.methods.drafters.tables.lookup import Lookup, Tails, few, load_with_table
 from opt_tree.methods.drafters.tables.store import StoreDrafter
@@ -58,7 +58,7 @@ class ExpandedRows:
     def share_of(self, outcome: Outcome) -> Outcome:
         """Return the same outcome as far as it is the model's: rows that it never ran are no rows of its cache."""
         rows = outcome.tree.draft_rows
-        return outcome.numbered(np.where(rows < 0, -1, np.array(self._of)[rows]))
+        return numbered(outcome, np.where(rows < 0, -1, np.array(self._of)[rows]))
 
 
 class Rasd(Joined):
