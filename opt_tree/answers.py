@@ -75,18 +75,10 @@ def log_probs_of(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows voc
     A row of -inf says that nothing is known there, and stays as it is.
     """
     log_probs = scores.log_softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    return _nothing_known(scores, log_probs, -torch.inf)
+    return nothing_known(scores, log_probs, -torch.inf)
 
 
-def probs_of(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-    """Return the probabilities that scores or log-probabilities stand for, in float64; zeros for a row of -inf.
-
-    Children are drawn from them, and verifiers are told them: both sides have the same numbers.
-    """
-    return _nothing_known(scores, scores.softmax(-1, dtype=torch.float64), 0.0)
-
-
-def _nothing_known(scores: Tensor, normalised: Tensor, value: float) -> Tensor:
+def nothing_known(scores: Tensor, normalised: Tensor, value: float) -> Tensor:
     """Put a value in rows whose scores are -inf throughout. Other NaNs are a fault of whoever scored: they stay."""
     # Normalising such a row divides nothing by nothing. One column tells whether there is one: its NaN is everywhere.
     if on_host(scores) and not normalised[..., 0].isnan().any():

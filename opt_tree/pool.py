@@ -30,19 +30,13 @@ class Frontier(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """The children of one layer; where they are sampled, grouped by frontier row and, below one, as they were drawn."""
+    """The children of one layer."""
 
     path_log_probs: Float[np.ndarray, " children"]
     """Log-probabilities of the paths from the root."""
     tokens: Int[np.ndarray, " children"]
     rows: Int[np.ndarray, " children"]
     """Rows of the frontier that they are children of."""
-    reach: Float[np.ndarray, " children"] | None = None
-    """Log of the estimated probability that verification gets to a child, *as known before its token was drawn*.
-
-    Nodes may be ranked by this and kept or dropped accordingly; dropping them by their own probability would be a
-    hidden rejection. None for deterministic children, where it is `path_log_probs`.
-    """
 
 
 def _shown(row: int) -> property:

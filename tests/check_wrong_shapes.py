@@ -6,7 +6,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from opt_tree import Sampling, Tree
-from opt_tree.answers import probs_of
+from opt_tree.methods.children.draws import probs_of
 from opt_tree.processors import by_row
 from opt_tree.tree import ancestor_mask
 

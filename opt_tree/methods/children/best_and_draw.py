@@ -5,10 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from opt_tree.answers import probs_of
-from opt_tree.methods.children.drawn import Drawn, DrawnLayer, check_siblings, known, read
-from opt_tree.methods.children.draws import draws_of
-from opt_tree.pool import Picked
+from opt_tree.methods.children.drawn import Drawn, DrawnChildren, DrawnLayer, check_siblings, known, read
+from opt_tree.methods.children.draws import draws_of, probs_of
 from opt_tree.random import Random
 
 
@@ -32,7 +30,7 @@ class BestAndDraw(Drawn):
     def budget(self) -> int:
         return self.total
 
-    def pick(self, layer: DrawnLayer, random: Random) -> Picked:
+    def pick(self, layer: DrawnLayer, random: Random) -> DrawnChildren:
         """See `Drawn.pick`. A distribution of one token has one child."""
         log_probs, above, rows, _ = facts = known(layer)
         probs = probs_of(log_probs)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from opt_tree.answers import nothing_known
 from opt_tree.random import Random, invert
 from opt_tree.tree import send
 
@@ -16,6 +17,14 @@ class Among(NamedTuple):
 
     tokens: Int[Tensor, " columns"]
     vocab: int
+
+
+def probs_of(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
+    """Return the probabilities that scores or log-probabilities stand for, in float64; zeros for a row of -inf.
+
+    Children are drawn from them, and verifiers are told them: both sides have the same numbers.
+    """
+    return nothing_known(scores, scores.softmax(-1, dtype=torch.float64), 0.0)
 
 
 class Draws:

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.answers import probs_of
 from opt_tree.children import TopK
+from opt_tree.methods.children.draws import probs_of
 from opt_tree.methods.verifiers.rules import Attempts, Branching, Probs, attempts_of, branching_of
 from opt_tree.random import Random
 from opt_tree.sampling import LazyLogits, Logits

@@ -63,8 +63,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.answers import LogProbs, probs_of
+from opt_tree.answers import LogProbs
 from opt_tree.decoder import Decoder
+from opt_tree.methods.children.draws import probs_of
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.controllers.selected import SelectedTree
 from opt_tree.methods.controllers.selector import Action, RootFacts, Selector, TreeMenu

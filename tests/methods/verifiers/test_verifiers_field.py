@@ -50,10 +50,10 @@ from opt_tree import (
     match,
     prove,
 )
-from opt_tree.answers import LogProbs, probs_of
+from opt_tree.answers import LogProbs
 from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.drawn import proposal
-from opt_tree.methods.children.draws import Among, Draws, draws_of
+from opt_tree.methods.children.draws import Among, Draws, draws_of, probs_of
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
