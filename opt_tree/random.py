@@ -1,7 +1,4 @@
-"""The one source of randomness.
-
-Owns every random number of a generation. Knows nothing of trees: it draws from the distributions that it is given.
-"""
+"""The one source of randomness: every random number of a generation. It draws from the distributions it is given."""
 
 import functools
 from numbers import Integral
@@ -21,18 +18,14 @@ class Random:
 
     A race decides the t-th emitted token: each token of the vocabulary has its own noise from Exp(1), fixed by (seed,
     t, token) alone, and the one whose noise / probability is least is drawn (`draw`). All nodes of one depth share that
-    noise. Only one of them is ever on the accepted path, so its draw is an independent draw from the target's
-    distribution there; and the text of a seed is the same whatever the tree, the drafter or the budget, plain decoding
-    included.
+    noise. Only one of them is ever on the accepted path: its draw is an independent one from the target's distribution,
+    and the text of a seed is the same whatever the tree, plain decoding included.
 
-    Why a race, the Gumbel-max trick (Maddison, Tarlow, Minka 2014, arXiv:1411.0030), and not one number that is looked
-    up in the cumulative distribution: that has a border for each token, and each rounding error moves all borders
-    behind it. A race is between two tokens. Where the log-probabilities of two computations differ by at most d, it
-    ends differently with probability 2d (1 - sum of p^2) at most (to first order), whatever the size of the vocabulary.
+    Why a race (the Gumbel-max trick, arXiv:1411.0030), and not a number that is looked up in the cumulative
+    distribution: there each rounding error moves all borders behind it. Where the log-probabilities of two computations
+    differ by at most d, a race ends differently with probability 2d (1 - sum of p^2) at most (to first order).
 
-    Sampled drafts and the decisions of verifiers other than `match` take fresh numbers from streams of their own, used
-    once: the text then depends on the tree as well, its distribution does not. So nothing is gained there by a race,
-    and one number a draw is enough.
+    Whatever else is drawn takes `fresh` numbers: the text then depends on the tree, its distribution does not.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -42,35 +35,31 @@ class Random:
         self._seed = int(seed) % 2**64
         self._position = 0
         self.fresh = np.random.default_rng((self._seed, 1))
-        """Numbers for whatever is no race, each used once."""
+        """Numbers that are used once."""
         self.beside: dict[Any, Any] = {}
         """What others keep for this generation, under keys of their own."""
 
     def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
         """Draw one token a row by an exponential race. `depths`: how many tokens ahead a row's draw is.
 
-        Of independent arrival times with the probabilities as rates, the first is a draw from them. They need not be
-        normalised. A token of probability 0 never arrives, and one of less than 2^-53 / (37 vocab) of the row's sum
-        never wins, as noise lies between 2^-53 and 37: what a softmax in float32 rounds to 0 makes no difference.
+        Of independent arrival times with the probabilities as rates, normalised or not, the first is a draw from them.
+        One of less than 2^-53 / (37 vocab) of the row's sum never wins, as noise lies between 2^-53 and 37.
         """
         once, which = np.unique(depths, return_inverse=True)
         noise = self.noise(once, probs.shape[1], probs.device)
         arrivals = (noise if len(once) == 1 else noise[send(which, noise.device)]) / probs
         return torch.from_numpy(arrivals.numpy().argmin(-1)) if on_host(arrivals) else arrivals.argmin(-1)
 
-    def noise(
-        self, depths: Int[np.ndarray, " depths"], vocab: int, device: torch.device
-    ) -> Float[Tensor, "depths vocab"]:
+    def noise(self, depths: Int[np.ndarray, " n"], vocab: int, device: torch.device) -> Float[Tensor, "n vocab"]:
         """Return the noise of every token, `depths` tokens ahead: from Exp(1), on a grid of 2^52 quantiles.
 
         That of token k is made from the (k + 1)-th number of the SplitMix64 generator which (seed, position) starts:
-        integers, computed where it is needed, alike on every device. In float64, so that what the grid changes in the
-        distribution is below vocab / 2^52; noise of 0 does not occur, and equal noise is as good as any other.
+        integers, alike on every device. The grid changes the distribution by less than vocab / 2^52.
         """
         return noise_from(send(self.starts(depths), device), vocab)
 
     def starts(self, depths: Int[np.ndarray, " depths"]) -> Int[np.ndarray, " depths"]:
-        """The state that the noise begins with, `depths` tokens ahead (`noise_from`)."""
+        """The state of the generator that the noise begins with, `depths` tokens ahead."""
         seeds = [np.random.SeedSequence(self._seed, spawn_key=(self._position + depth,)) for depth in depths.tolist()]
         return np.array([seed.generate_state(1, np.uint64)[0] for seed in seeds], dtype=np.uint64).view(np.int64)
 
@@ -94,10 +83,8 @@ Words = TypeVar("Words", Tensor, np.ndarray)
 
 
 def _mix(states: Words) -> Words:
-    """SplitMix64's output for each state, in its place (Steele, Lea, Flood, OOPSLA 2014, fig. 16; `mix64variant13`).
-
-    Integers of 64 bits that wrap around. They have a sign here, so a shift to the right must be masked.
-    """
+    """SplitMix64's output for each state, in its place (Steele, Lea, Flood, OOPSLA 2014, fig. 16; `mix64variant13`)."""
+    # Integers of 64 bits that wrap around. They have a sign here, so a shift to the right must be masked.
     states ^= (states >> 30) & (1 << 34) - 1
     states *= _FACTORS[0]
     states ^= (states >> 27) & (1 << 37) - 1

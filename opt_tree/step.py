@@ -1,8 +1,4 @@
-"""One step of decoding, as everybody downstream sees it: what was drafted, what survived, what it cost.
-
-An `Outcome` is what drafters and controllers learn from: whole when it is handed over, valid until the target runs
-again. A `Step` is what remains of it, with the cost that the loop counted: small enough to keep.
-"""
+"""One step of decoding: what was drafted, what survived, what it cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +12,7 @@ from opt_tree.tree import Tree
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What verification left of a tree."""
+    """What verification left of a tree, for those who learn from it. Valid until the target runs again."""
 
     tree: Tree
     path: list[int]
@@ -56,13 +52,12 @@ class StepTimes:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Draft, score, verify, commit: `accepted` drafted tokens and one of the target's own."""
+    """Draft, score, verify, commit: what remains of an `Outcome`, and its cost. Small enough to keep."""
 
     tree: Tree
     path: list[int]
-    """Accepted rows of the tree, root first."""
     tokens: list[int]
-    """The emitted tokens: the path's behind the root, then the target's own."""
+    """See `Outcome` for both."""
     policy: Any
     """The tree policy of this step."""
     draft_forwards: int

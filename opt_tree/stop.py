@@ -14,7 +14,6 @@ class StopRule(Protocol):
 
     def __call__(self, generated: list[int]) -> str | None:
         """Return why to stop after the last token of `generated` (new tokens only), or None to go on."""
-        ...
 
 
 @dataclass(frozen=True)

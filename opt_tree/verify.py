@@ -1,8 +1,6 @@
 """Who judges a scored tree: what a verifier is, `greedy` for temperature 0 and `match` for any.
 
-A verifier is a function from a tree and the target's processed logits to a `Verdict`, tagged with the kinds of children
-it is exact for. Both that stand here follow the target's own choice from the root as far as the tree reaches, so that
-the tree may be any one.
+Both follow the target's own choice from the root as far as the tree reaches, so that the tree may be any one.
 """
 
 from collections.abc import Callable
@@ -34,9 +32,11 @@ class Verifier(Protocol):
     valid_for: tuple[type[Children], ...]
     """Empty: it is exact for any tree that does not depend on its draws."""
     refuses: Callable[[Children], str | None]
-    """Why it does not judge children of these kinds; None: it does."""
+    """Why it does not judge children of these kinds ("judges ..."); None: it does."""
     lossy: bool
+    """It reproduces nobody's distribution; the kinds are those that it accepts."""
     greedy_only: bool
+    """It emits the argmax, which is the target's distribution at temperature 0 alone."""
     __name__: str
 
     def __call__(self, tree: Tree, logits: Logits, random: Random) -> Verdict: ...
@@ -48,12 +48,7 @@ def valid_for(
     lossy: bool = False,
     greedy_only: bool = False,
 ) -> Callable[[Callable], Verifier]:
-    """Tag a verifier with the kinds of children it is exact for; none: any tree.
-
-    `refuses`: from children of these kinds to why it does not judge them ("judges ..."), or None. `lossy`: it
-    reproduces nobody's distribution, and the kinds are those that it accepts. `greedy_only`: it emits the argmax, which
-    is the target's distribution at temperature 0 alone.
-    """
+    """Tag a verifier with the kinds of children it is exact for; none: any tree. See `Verifier` for the rest."""
 
     def tag(verifier: Callable) -> Verifier:
         verifier.__dict__.update(valid_for=kinds, refuses=refuses, lossy=lossy, greedy_only=greedy_only)
@@ -64,18 +59,14 @@ def valid_for(
 
 def check(verifier: Verifier, children: Children, lossy: bool = False) -> None:
     """Raise TypeError unless the verifier is exact for these children, or its caller wants it `lossy`."""
-    name, kind = verifier.__name__, type(children).__name__
+    name, kind = f"verifier {verifier.__name__}", type(children).__name__
     if verifier.valid_for and not isinstance(children, verifier.valid_for):
-        raise TypeError(
-            f"verifier {name} is not exact for children of type {kind}; "
-            f"it is for {', '.join(known.__name__ for known in verifier.valid_for)}"
-        )
+        kinds = ", ".join(known.__name__ for known in verifier.valid_for)
+        raise TypeError(f"{name} is not exact for children of type {kind}; it is for {kinds}")
     if why := verifier.refuses(children):
-        raise TypeError(f"verifier {name} {why}; got {children}")
+        raise TypeError(f"{name} {why}; got {children}")
     if verifier.lossy and not lossy:
-        raise TypeError(
-            f"verifier {name} does not keep the target's distribution; say lossy=True to use it all the same"
-        )
+        raise TypeError(f"{name} does not keep the target's distribution; say lossy=True to use it all the same")
 
 
 def check_temperature(verifier: Verifier, temperature: float) -> None:
@@ -122,14 +113,11 @@ def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
 
 
 def _chooser(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
-    """Return what finds a row's argmax on the host, so that only the rows of the path are looked at.
-
-    With numpy: torch's own takes 300 us for [61, 8192] in float32 and 1700 in bfloat16. Half-precision numbers are
-    compared as integers, whose order is the same where the greatest is positive.
-    """
+    """Return what finds a row's argmax on the host, so that only the rows of the path are looked at: by numpy."""
     if logits.dtype.itemsize > 2:
         rows = logits.numpy()
         return lambda row: int(rows[row].argmax())
+    # As integers, whose order is the same where the greatest is positive.
     bits = logits.view(torch.int16).numpy()
 
     def choose(row: int) -> int:
@@ -144,11 +132,9 @@ def match(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Draw the target's next token at every node and follow the draws. One read-back.
 
     Exact for every tree that does not depend on the draws: the emitted token is the target's own draw, whatever was
-    drafted and however. It is NSS in table 1 of arXiv:2602.16994, which has it from SpecInfer (arXiv:2305.09781), and
-    OPT-Tree's sampling mode (arXiv:2406.17276). The only one that is exact for deterministic children.
-
-    Acceptance at a node is the target's mass on its children: P(accept) = sum of p over the distinct ones. Example,
-    p = (.2, .5, .3): the children a, c are hit with probability .5, by q = (.6, .3, .1) or by anything else.
+    drafted and however. It is SpecInfer's rule (arXiv:2305.09781; NSS in arXiv:2602.16994) and OPT-Tree's sampling mode
+    (arXiv:2406.17276). A node's child is accepted with the target's mass on its distinct children: p = (.2, .5, .3) and
+    children a, c give .5, whatever they were drafted from.
     """
     if isinstance(logits, LazyLogits):
         return follow(tree, lambda row: int(random.draw(logits[row].softmax(-1)[None], tree.depths[row : row + 1])))

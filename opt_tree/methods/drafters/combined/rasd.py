@@ -220,14 +220,15 @@ def _spread(answers: list[dict[int, float]], asked: list[bool]) -> list[dict[int
 
 def _probs(answer: LogProbs) -> list[dict[int, float]]:
     """Return an answer as {token: probability} a row, the likeliest first."""
-    if answer.names_few:
+    few = answer.tokens is not None and answer.tokens.ndim == 2
+    if few:
         log_probs, order = answer.values.sort(dim=1, descending=True, stable=True)
     else:
         log_probs, order = answer.values.topk(min(_COLUMNS, answer.values.shape[1]))
     tokens = order
     if answer.tokens is not None:
         named = send(answer.tokens, order.device)
-        tokens = named.gather(1, order) if answer.names_few else named[order]
+        tokens = named.gather(1, order) if few else named[order]
     names, probs = fetch(tokens, log_probs.exp())
     return [
         {token: prob for token, prob in zip(*row, strict=True) if prob > 0}
