@@ -17,7 +17,7 @@ import opt_tree
 from opt_tree.answers import LogProbs
 from opt_tree.drafter import Drafter
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 
@@ -33,7 +33,7 @@ class Bigrams(Drafter):
         self._followers: dict[int, Counter[int]] = {}
         self._read = 0  # tokens of the context that are counted
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         super().begin(prompt, kept, prefill, sampling)
         self._followers, self._read = defaultdict(Counter), 0
 

@@ -7,20 +7,20 @@ decoding is the same step with an empty tree.
 import dataclasses
 import time
 from dataclasses import dataclass, field
+from math import inf, isnan
+from typing import Any
 
 import numpy as np
 
 from opt_tree.answers import LogProbs
 from opt_tree.drafter import Drafter
-from opt_tree.emitted import Recorder, refusal, without_choice
 from opt_tree.grow import Asking, answer_of, grow, layers_left, warn_of_end
 from opt_tree.policy import TreePolicy, check_grows
-from opt_tree.processors import History
 from opt_tree.random import Random
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import LazyLogits, Logits, Temperature
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Target, Work
-from opt_tree.tree import send
+from opt_tree.tree import on_host, send
 from opt_tree.verify import Verifier, check
 
 
@@ -41,14 +41,10 @@ def decode_step(run: "Run", policy: TreePolicy, verify: Verifier, root: LogProbs
     run.lap()
     drafted = tree.tokens.tolist()
     tokens = [*(drafted[row] for row in verdict.path[1:]), verdict.token]
-    row = without_choice(scores, zip(verdict.path, tokens, strict=True), run.sampling.greedy)
-    if row is not None:  # what was emitted there has no probability
-        raise refusal(run.sampling, output.logits, tree, run.history, row)
-    if run.recorder is not None:
-        run.recorder.add(output.logits, scores, verdict.path, tokens)
     path = np.array(verdict.path)
     features = {layer: states[send(path, states.device)] for layer, states in output.features.items()}  # copies
     outcome = Outcome(tree, verdict.path, tokens, features, output.logits)
+    run.emitted(outcome, scores)
     run.target.commit(verdict.path)
     run.random.advance(len(tokens))
     if run.drafter is not None:
@@ -65,7 +61,7 @@ class Run:
     context: list[int]
     end: int
     """The context's length at which the generation is over."""
-    sampling: Sampling
+    sampling: Temperature
     random: Random
     drafter: Drafter | None
     verify: Verifier
@@ -77,13 +73,13 @@ class Run:
     """Seconds of the prompt's prefill, until a step has told of them."""
     ends: frozenset[int] = frozenset()
     """The tokens at which the generation is known to stop."""
-    recorder: Recorder | None = None
-    """Keeps what the target says of the emitted tokens; None: nobody asked."""
+    recorder: Any = None
+    """Keeps what the target says of the emitted tokens (see `Decoder.generate`); None: nobody asked."""
     laps: list[float] = field(default_factory=list)
     """When the step began, and when each of its parts ended, in seconds of `time.perf_counter`."""
 
     def __post_init__(self) -> None:
-        self.history = History(self.context)
+        self.history = self.sampling.history(self.context)
         self._begun = (0, 0)
 
     def begun(self) -> None:
@@ -92,11 +88,27 @@ class Run:
 
     def check_alone(self) -> None:
         """Raise RuntimeError where another generation began with the target or the drafter."""
-        for what, one, now in zip(("target", "drafter"), self._begun, self._generations, strict=True):
-            if one != now:
-                other = "on the same target; wrap the model twice for two"
-                mine = "with the same drafter; make two of it to interleave"
-                raise RuntimeError(f"another generation began {other if what == 'target' else mine}")
+        target, drafter = self._generations
+        if target != self._begun[0]:
+            raise RuntimeError("another generation began on the same target; wrap the model twice for two")
+        if drafter != self._begun[1]:
+            raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
+
+    def emitted(self, outcome: Outcome, scores: Logits) -> None:
+        """Raise ValueError for an emitted token without probability; show what was emitted to the recorder.
+
+        A verifier answers some token for any row of numbers. At temperature 0 a row without an allowed token is
+        answered by some token, as by transformers, and NaN alone counts. On a device a look at the numbers would wait
+        for it: there is none. `scores`: the processed logits of the tree's rows.
+        """
+        if isinstance(scores, LazyLogits) or on_host(scores):
+            for row, token in zip(outcome.path, outcome.tokens, strict=True):
+                value = float(scores[row][token])
+                if isnan(value) or (value == -inf and not self.sampling.greedy):
+                    why = self.sampling.why_none(outcome.logits, outcome.tree, self.history, row)
+                    raise ValueError(f"no token can be drawn at row {row} of a tree of {len(outcome.tree)}: {why}")
+        if self.recorder is not None:
+            self.recorder.add(outcome.logits, scores, outcome.path, outcome.tokens)
 
     @property
     def _generations(self) -> tuple[int, int]:

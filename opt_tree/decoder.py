@@ -14,14 +14,13 @@ from torch import Tensor
 
 from opt_tree.decode import Run, check_policies, next_step, prefill
 from opt_tree.drafter import Drafter
-from opt_tree.emitted import Recorder, recorder_of
 from opt_tree.errors import require
 from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt, warn_of_settings
 from opt_tree.grow import Asking
 from opt_tree.grow import run as run_alone
 from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Step
 from opt_tree.stop import StopRule, StopTokens, ends_of, rule_for
 from opt_tree.target import Target, lock_of
@@ -84,12 +83,12 @@ class Decoder:
         self,
         prompt: Sequence[int] | Tensor,
         max_new_tokens: int = 128,
-        sampling: Sampling = Sampling(),
+        sampling: Temperature = Temperature(),
         stop: StopRule | None = StopTokens(),
         streamer: Any = None,
         seed: int = 0,
         reuse: bool = False,
-        log_probs: bool | int | Recorder | None = False,
+        recorder: Any = None,
         **others: Any,
     ) -> Generation:
         """Generate after `prompt` until `max_new_tokens`, a stop rule or the end of the target's context.
@@ -97,20 +96,22 @@ class Decoder:
         Arguments:
             prompt: token ids, a list or a tensor of one row.
             max_new_tokens: how many tokens at most, at least 1.
-            sampling: temperature, top-k, top-p and processors; greedy by default.
+            sampling: how logits become a distribution; greedy by default.
             stop: asked after every token (see `Stop`). By default the target's own end tokens (`Target.ends`), which
                 `Stop(strings=...)` keeps; None: never.
             streamer: one of transformers': it receives the prompt, then the tokens of each step.
             seed: the same one gives the same tokens; judged by `greedy` or `match`, whatever the tree.
             reuse: keep what the target holds of the text that it decoded last, as far as `prompt` begins like it
                 (`Generation.reused` tokens), for the turns of a conversation. The text is the same, to rounding.
-            log_probs: True: those of the new tokens; a number: also those of so many of the likeliest at each place.
+            recorder: keeps log-probabilities, such as `Recorder(5)`; for one text at a time. `begin()` is called first,
+                `add(logits, scores, path, tokens)` for every step, and `told(length)` returns `Generation.log_probs`
+                and `top_log_probs` of the first `length` tokens.
 
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
         for a temperature above 0 with the verifier `greedy`, and TypeError for an argument of another kind.
         """
         warn_of_settings(self.target, sampling)
-        asking = self.answer(prompt, max_new_tokens, sampling, stop, streamer, seed, reuse, log_probs, **others)
+        asking = self.answer(prompt, max_new_tokens, sampling, stop, streamer, seed, reuse, recorder, **others)
         return self.led(lambda: self.compute(asking))
 
     def led(self, action: Callable[[], T]) -> T:
@@ -132,25 +133,25 @@ class Decoder:
         self,
         prompt: Sequence[int] | Tensor,
         max_new_tokens: int = 128,
-        sampling: Sampling = Sampling(),
+        sampling: Temperature = Temperature(),
         stop: StopRule | None = StopTokens(),
         streamer: Any = None,
         seed: int = 0,
         reuse: bool = False,
-        log_probs: bool | int | Recorder | None = False,
+        recorder: Any = None,
         **others: Any,
     ) -> Asking[Generation]:
         """Do what `generate` does, as a generator of forwards: what a job beside others yields from."""
         try:
             check_others(others)
-            most = check_new_tokens(max_new_tokens)
             stop = rule_for(stop, self.target.ends)
             if streamer is not None and not callable(getattr(streamer, "put", None)):
                 raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
-            context, recorder = check_prompt(prompt, self.target), recorder_of(log_probs, self.target.vocab)
-            run = self._run(context, most, sampling, Random(seed), reuse)
+            if recorder is not None and not callable(getattr(recorder, "add", None)):
+                raise TypeError(f"recorder must be a Recorder, such as Recorder(5), got {recorder!r:.80}")
+            run = self._run(prompt, check_new_tokens(max_new_tokens), sampling, Random(seed), reuse)
             run.ends, run.recorder = ends_of(stop), recorder
-            return (yield from self._answer(run, most, stop, streamer))
+            return (yield from self._answer(run, max_new_tokens, stop, streamer))
         finally:  # whoever reads the stream in another thread would wait for ever
             if callable(getattr(streamer, "end", None)):
                 streamer.end()
@@ -159,6 +160,8 @@ class Decoder:
         begin, context = time.perf_counter(), list(run.context)
         if streamer is not None:
             streamer.put(torch.tensor([context]))
+        if run.recorder is not None:
+            run.recorder.begin()
         tokens: list[int] = []
         steps, lengths, reason = [], [], None
         yield from prefill(run, self.policy)
@@ -183,7 +186,7 @@ class Decoder:
         self,
         prompt: Sequence[int] | Tensor,
         max_new_tokens: int | None = None,
-        sampling: Sampling = Sampling(),
+        sampling: Temperature = Temperature(),
         random: Random | None = None,
         reuse: bool = False,
         stop: StopRule | None = StopTokens(),
@@ -192,9 +195,8 @@ class Decoder:
 
         Arguments and errors are those of `generate`; the last step may go beyond `max_new_tokens` and the stop.
         """
-        context = check_prompt(prompt, self.target)
-        most = None if max_new_tokens is None else check_new_tokens(max_new_tokens)
-        run, stop = self._run(context, most, sampling, random or Random(), reuse), rule_for(stop, self.target.ends)
+        run = self._run(prompt, max_new_tokens, sampling, random or Random(), reuse)
+        stop = rule_for(stop, self.target.ends)
         run.ends = ends_of(stop)
         warn_of_settings(self.target, sampling)
         return self._in_turns(run, stop)
@@ -213,7 +215,7 @@ class Decoder:
 
     def begin(self, prompt: Sequence[int] | Tensor) -> Asking[Run]:
         """Take in a prompt, for a text that is decoded step by step beside others."""
-        run = self._run(check_prompt(prompt, self.target), None, Sampling(), Random(), False)
+        run = self._run(prompt, None, Temperature(), Random(), False)
         yield from prefill(run, self.policy)
         return run
 
@@ -233,14 +235,13 @@ class Decoder:
             stack.enter_context(lock)
         return stack
 
-    def _run(
-        self, context: list[int], max_new_tokens: int | None, sampling: Sampling, random: Random, reuse: bool
-    ) -> Run:
-        if not isinstance(sampling, Sampling):
-            raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
-        end = self.target.max_context
+    def _run(self, prompt: Any, max_new_tokens: Any, sampling: Temperature, random: Random, reuse: bool) -> Run:
+        """Check what was asked for, and begin."""
+        context, end = check_prompt(prompt, self.target), self.target.max_context
         if max_new_tokens is not None:
-            end = min(end, len(context) + max_new_tokens)
+            end = min(end, len(context) + check_new_tokens(max_new_tokens))
+        if not isinstance(sampling, Temperature):
+            raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
         check_temperature(self.verifier, sampling.temperature)
         verifier = greedy if sampling.greedy else self.verifier
         require(bool, reuse=reuse)

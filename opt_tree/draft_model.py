@@ -11,7 +11,7 @@ from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import require
 from opt_tree.model import Model
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Drafted, Forward, Output
 from opt_tree.tree import send
@@ -35,7 +35,7 @@ class OfModel(Drafter):
         there = None if self.tokens is None else send(self.tokens, lm.device)
         self.drafted = lm.drafted = Drafted(vocab if there is None else len(there), there, scale)
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         super().begin(prompt, kept, prefill, sampling)
         self.drafted.scale.fill_(self.scale)
 
@@ -84,7 +84,7 @@ class CausalLMDrafter(OfModel):
     def keeps(self, prompt: list[int]) -> int:
         return len(prompt)
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         super().begin(prompt, kept, prefill, sampling)
         if kept:  # the text goes on; the cache here may have less of it, and `root` catches up
             self.lm.keep(self.known(prompt), len(prompt) - 1)  # one token at least is left for `root` to run

@@ -10,7 +10,7 @@ from typing import Any, Self
 from opt_tree.answers import LogProbs
 from opt_tree.errors import require
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output, Work
 
@@ -61,7 +61,7 @@ class Drafter(ABC):
         """How many of the first tokens of `prompt` the target need not run for it: of these it knows all it reads."""
         return 0
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         """Begin a text. A subclass extends this.
 
         `kept`: how many of its first tokens the target kept, at most what `keeps` said; above 0, `prefill` is there.

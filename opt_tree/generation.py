@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from opt_tree.errors import require
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Step
 from opt_tree.target import Target
 
@@ -34,9 +34,9 @@ class Generation:
     reused: int = 0
     """Tokens of the prompt that the target did not take in, as its cache held them already (`reuse=True`)."""
     log_probs: list[float] | None = field(default=None, repr=False)
-    """Of each token, its log-probability in the target's processed distribution (`log_probs=True`; see `Recorder`)."""
+    """Of each token, its log-probability in the target's processed distribution (`recorder=`)."""
     top_log_probs: list[dict[int, float]] | None = field(default=None, repr=False)
-    """Of each place, the likeliest tokens with their log-probabilities, the likeliest first (`log_probs=5`)."""
+    """Of each place, the likeliest tokens with their log-probabilities, the likeliest first."""
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -88,24 +88,25 @@ def check_prompt(prompt: Any, target: Target) -> list[int]:
     return [int(token) for token in ids]
 
 
-def warn_of_settings(target: Target, sampling: Sampling) -> None:
+def warn_of_settings(target: Target, sampling: Temperature) -> None:
     """Warn, once a target, that its checkpoint asks for processors which are not there; whoever gives some knows."""
-    if target.told or getattr(sampling, "processors", True) or not (left_out := target.left_out):
+    if target.told or getattr(sampling, "processors", None) or not target.left_out:
         return
     target.told = True
     warnings.warn(
-        f"{target.name}: its generation_config has {', '.join(left_out)}, which only model.generate applies "
+        f"{target.name}: its generation_config has {', '.join(target.left_out)}, which only model.generate applies "
         "(with custom_generate, too); here give it as Sampling(processors=...)",
         stacklevel=3,
     )
 
 
 def check_others(given: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that are not `generate`'s; those of a `Sampling` are told where they belong."""
-    known = {item.name for item in fields(Sampling)}
+    """Raise TypeError for arguments that are not `generate`'s, with a word on where they may belong."""
     for name, value in given.items():
-        where = f"pass sampling=Sampling({name}={value!r})" if name in known else "help(Decoder.generate) lists all"
-        raise TypeError(f"generate() takes no {name}: {where}")
+        raise TypeError(
+            f"generate() takes no {name}: pass sampling=Sampling({name}={value!r}) if it shapes the distribution; "
+            "help(Decoder.generate) lists all"
+        )
 
 
 def check_new_tokens(most: Any) -> int:

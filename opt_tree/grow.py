@@ -8,7 +8,7 @@ from opt_tree.answers import LogProbs
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.target import Forward, Output, Target
 from opt_tree.tree import Tree
 
@@ -49,7 +49,7 @@ def grow(
     policy: TreePolicy,
     context: list[int],
     limit: int,
-    sampling: Sampling = Sampling(),
+    sampling: Temperature = Temperature(),
     random: Random | None = None,
     root: LogProbs | None = None,
 ) -> Asking[Tree]:

@@ -15,6 +15,8 @@ from opt_tree.methods.drafters.heads.eagle import EagleDrafter, load_eagle
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.methods.drafters.registry import load_drafter
 from opt_tree.methods.policies.static import Static
+from opt_tree.methods.recorder import Recorder
+from opt_tree.methods.sampling import Sampling
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
 from opt_tree.models.chain_lm import ChainLM, wrap
@@ -23,7 +25,6 @@ from opt_tree.models.compiling import compile_forwards
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
-from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome, Step
 from opt_tree.target import Output, Target
 from opt_tree.tools.advising import advise
@@ -60,6 +61,7 @@ __all__ = [
     "Pair",
     "Proof",
     "Random",
+    "Recorder",
     "SPModel",
     "Sampling",
     "Scheduled",

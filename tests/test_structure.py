@@ -34,7 +34,8 @@ ROOMS: dict[str, set[str]] = {
     "methods/drafters": {"core", "system", "models", "methods"},
     "methods/controllers": {"core", "models", "methods", "methods/policies", "methods/verifiers", "methods/drafters"},
     "tools": {"core", "system", "backends", "models", *{"methods", *(f"methods/{name}" for name in FAMILIES)}},
-    "integrations": {"core", "system", "backends", "models", "methods/policies", "methods/drafters", "tools"},
+    "integrations": {"core", "system", "backends", "models", "methods", "methods/policies", "methods/drafters"}
+    | {"tools"},
     "training": {"core", "system", "models", *(f"methods/{name}" for name in FAMILIES), "tools"},
 }
 FLOORS = 8

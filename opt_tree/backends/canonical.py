@@ -5,8 +5,10 @@ runs, the rule for one row on a CPU, and that for all rows on CUDA. `opt_tree.mo
 and checks it.
 """
 
+import functools
 import importlib
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +24,8 @@ ROWS = 64
 """Of each canonical forward on CUDA, where libraries choose their kernels by the number of rows."""
 
 _here = threading.local()
+Compute = Callable[[Float[Tensor, "rows inputs"]], Float[Tensor, "rows outputs"]]
+"""A linear layer."""
 
 
 class NotCanonicalError(ValueError):
@@ -103,20 +107,67 @@ def layers_seen() -> int:
     return getattr(_here, "layers", 0)
 
 
-def as_two(compute: Any, row: Tensor) -> Tensor:
+def as_two(compute: Compute, row: Float[Tensor, "1 inputs"]) -> Float[Tensor, "1 outputs"]:
     """Compute a linear layer of one row as that of two equal ones.
 
-    From two rows on the library sums a row's products in the same order, however many there are.
+    From two rows on the library sums a row's products in the same order, as far as `rows_alike` says.
     """
-    one = row.reshape(1, -1)
-    return compute(torch.cat([one, one]))[:1].view(*row.shape[:-1], -1)
+    return compute(torch.cat([row, row]))[:1]
 
 
-def sums_one_otherwise(compute: Any, weight: Tensor) -> bool:
-    """Whether a linear layer without a bias computes one row by another kernel than several.
+COUNTS = 2, 7, 16, 33, 48, 64, 130
+"""Numbers of rows that are tried: below, at and above where libraries change their way."""
+_BLOCKS = 32, 16, 8, 4, 2
 
-    It is asked for sums that are exactly zero: a row takes a weight's numbers with those of each random pair swapped,
-    and one of the two negated. What comes out is rounding alone, which the order of a sum decides, in all its bits.
+
+@functools.cache
+def rows_alike(threads: int) -> int | None:
+    """How many rows in bfloat16 the library sums in one order, be they two or more; None: any number.
+
+    On a CPU with AMX it sums the products of more than 32 rows with 512 inputs or more in an order of its own.
+
+    Arguments:
+        threads: those of this process; the library divides its work among them.
+    """
+    numbers = torch.Generator().manual_seed(0)
+    least: int | None = None
+    for outputs, inputs in ((192, 576), (64, 4096)):
+        weight = torch.randn(outputs, inputs, generator=numbers).bfloat16()
+        compute = functools.partial(nn.functional.linear, weight=weight)
+        if not sums_alike(compute, weight, COUNTS):
+            known = [most for most in _BLOCKS if sums_alike(compute, weight, range(2, most + 1))]
+            least = min(least or max(_BLOCKS), *known[:1] or [2])
+    return least
+
+
+def sums_one_otherwise(compute: Compute, weight: Tensor) -> bool:
+    """Whether a linear layer without a bias computes one row by another kernel than several."""
+    return not sums_alike(compute, weight, [1])
+
+
+def sums_alike(compute: Compute, weight: Float[Tensor, "outputs inputs"], counts: Iterable[int]) -> bool:
+    """Whether a linear layer without a bias sums a row's products in one order in forwards of so many rows.
+
+    It is asked for sums that are exactly zero. What comes out is rounding alone, which the order of a sum decides, in
+    all its bits.
+    """
+    rows = _zero_sums(weight)
+    expected = compute(rows)
+    for count in counts:
+        if count == 1:
+            found = torch.cat([compute(row[None]) for row in rows])
+        else:
+            found = compute(rows.repeat(-(-count // len(rows)), 1)[:count])
+        wanted = expected.repeat(-(-len(found) // len(rows)), 1)[: len(found)]
+        if not same_bits(found, wanted):
+            return False
+    return True
+
+
+def _zero_sums(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "6 inputs"]:
+    """Rows whose products with some of a weight's outputs are exactly zero, but for rounding.
+
+    A row takes a weight's numbers with those of each random pair swapped, and one of the two negated.
     """
     outputs, inputs = weight.shape
     numbers = torch.Generator().manual_seed(0)
@@ -124,7 +175,7 @@ def sums_one_otherwise(compute: Any, weight: Tensor) -> bool:
     rows = torch.randn(6, inputs, generator=numbers).to(weight.dtype)  # the last one stays as it is
     for row, output in enumerate((0, outputs // 4, outputs // 2, 3 * outputs // 4, outputs - 1)):
         rows[row, pairs.T] = torch.stack([weight[output, pairs[:, 1]], -weight[output, pairs[:, 0]]])
-    return not all(same_bits(compute(row[None])[0], one) for row, one in zip(rows, compute(rows), strict=True))
+    return rows
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opt_tree.backends.captured_step import CapturedStep
 from opt_tree.backends.cuda_graphs import Captured
-from opt_tree.backends.device_step import Coming, DeviceResult, DeviceStep, StepStart
+from opt_tree.backends.device_step import Coming, DeviceStep, StepStart
 from opt_tree.backends.tensor_drafter import TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import tree_as_told
@@ -22,7 +22,6 @@ from opt_tree.cache import KVCache
 from opt_tree.decode import Run
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
-from opt_tree.emitted import refusal, without_choice
 from opt_tree.grow import Asking, layers_left, warn_of_end
 from opt_tree.model import Model
 from opt_tree.step import Outcome, Step, StepTimes
@@ -117,7 +116,7 @@ class DeviceDecoder(Decoder):
         """Why this step is the host's; None: it is not."""
         if self._refusal is not None:
             return self._refusal
-        if run.sampling.processors:
+        if getattr(run.sampling, "processors", ()):
             return "logits processors look at each row's history"
         if run.verify not in (greedy, match):
             return f"verifier {run.verify.__name__} judges on the host"
@@ -149,13 +148,14 @@ class DeviceDecoder(Decoder):
         tree, path = judged.tree, judged.path
         tokens = [*tree.tokens[path[1:]].tolist(), judged.token]
         self._coming = None if later is None else (run, step, self._stamp(step, len(run.context) + len(tokens)), later)
-        self._check(run, judged, tokens)
-        run.random.advance(len(tokens))
         # The accepted nodes that were drafted below are the first rows behind the drafter's context.
         numbers = np.full(len(tree), -1)
         numbers[path] = np.where(tree.draft_rows[path] >= 0, np.arange(len(path)), -1)
         kept = tree_as_told(tree.tokens, tree.parents, tree.path_log_probs, numbers)
-        drafter.accept(Outcome(kept, path, tokens, judged.features, judged.logits))
+        outcome = Outcome(kept, path, tokens, judged.features, judged.logits)
+        run.emitted(outcome, judged.scores)
+        run.random.advance(len(tokens))
+        drafter.accept(outcome)
         return tree, path, tokens
 
     def _goes_on(self, run: Run, step: DeviceStep, limit: int) -> bool:
@@ -200,14 +200,6 @@ class DeviceDecoder(Decoder):
     def __getstate__(self) -> dict[str, Any]:
         """Without what is of a text under way: a copy launches its own steps."""
         return {**vars(self), "_coming": None, "_noise": None}
-
-    def _check(self, run: Run, judged: DeviceResult, tokens: list[int]) -> None:
-        """Refuse tokens that have no probability, and keep those that somebody asked for, as the host's step does."""
-        row = without_choice(judged.scores, zip(judged.path, tokens, strict=True), run.sampling.greedy)
-        if row is not None:
-            raise refusal(run.sampling, judged.logits, judged.tree, run.history, row)
-        if run.recorder is not None:
-            run.recorder.add(judged.logits, judged.scores, judged.path, tokens)
 
     def _tensor_step(self) -> DeviceStep:
         """The step of the models that there are now: a copy of a decoder has others."""

@@ -19,7 +19,7 @@ from opt_tree.backends.tensor_pool import read_tree
 from opt_tree.backends.tensor_step import FACTS, Given, Layers, Left, Shape, TensorStep, further
 from opt_tree.cache import inference
 from opt_tree.model import Model, Pending
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.target import Forward
 from opt_tree.tree import Tree, on_host, send
 
@@ -39,7 +39,7 @@ class StepStart(NamedTuple):
     """What else the drafter sends (`TensorDrafter.sent`)."""
     limit: int
     """Layers at most."""
-    sampling: Sampling
+    sampling: Temperature
     """How the target's own tokens are chosen; without processors."""
     starts: Int[np.ndarray, " depths"]
     """The noise of the own tokens by depth (`Random.starts`), as much as two steps take; none for a greedy target."""

@@ -16,9 +16,18 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from opt_tree.backends.canonical import Canonical, NotCanonicalError, as_two, sums_one_otherwise
+from opt_tree.backends.canonical import (
+    COUNTS,
+    Canonical,
+    NotCanonicalError,
+    as_two,
+    rows_alike,
+    sums_alike,
+    sums_one_otherwise,
+)
 from opt_tree.backends.grouped_attention import attention_by
 from opt_tree.backends.mapped import release
 from opt_tree.backends.snapshot import fits, sample, version
@@ -26,6 +35,8 @@ from opt_tree.backends.snapshot import fits, sample, version
 _LEAST = {torch.float32: 1 << 17, torch.bfloat16: 1}
 """Numbers in a weight from which on it is packed: a call takes 10 us more, which in float32 the least ones do not win
 back (measured in the demo target's forwards and in one of 344M, of 1 to 61 rows)."""
+_TRIED = 1 << 14
+"""Numbers in a weight from which on a layer is tried for canonical sums: for less, torch has many ways of its own."""
 _SHARE = 2
 """Packed weights may take one part in so many of the memory that is free."""
 _copies: "weakref.WeakValueDictionary[int, _Copy]" = weakref.WeakValueDictionary()
@@ -94,6 +105,21 @@ class PackedWeights:
             if linear.copy is not None:
                 _copies.pop(id(linear.copy.weight), None)
         self._linears = None
+
+    def uneven(self) -> Tensor | None:
+        """A weight whose layer computes a row otherwise among others, in canonical arithmetic; None: there is none.
+
+        Layers of one shape are computed alike: one of them is tried. Of tiny ones, which no model has whose text
+        somebody reads, this is not asked.
+        """
+        large = [linear for linear in self._layers() if linear.weight.numel() >= _TRIED]
+        by_shape = {(linear.weight.shape, linear.weight.dtype): linear for linear in large}
+        return next((linear.weight for linear in by_shape.values() if not linear.alike()), None)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether canonical arithmetic computes products of many rows in blocks of fewer."""
+        return self.canonical and any(linear.most for linear in self._layers())
 
     def __enter__(self) -> None:
         """Put a stand-in before each layer, and have this thread compute by them and by this model's attention."""
@@ -209,22 +235,46 @@ class _Linear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         bias = self.parameters["bias"]
-        if self.canonical and rows.numel() == rows.shape[-1] and self._doubles():
+        count = rows.numel() // rows.shape[-1]
+        if not self.canonical or not (count == 1 or count > (self.most or count)):
+            return self._compute(rows, bias)
+        if count == 1 and not self._doubles():
+            return self._compute(rows, bias)
+        return self._alike(rows.reshape(count, -1), bias).view(*rows.shape[:-1], -1)
+
+    def _alike(self, rows: Float[Tensor, "rows inputs"], bias: Tensor | None) -> Float[Tensor, "rows outputs"]:
+        """Compute few rows, or many in blocks, so that a row does not depend on their number."""
+        if len(rows) > (most := self.most or len(rows)):
+            return torch.cat([self._alike(block, bias) for block in rows.split(most)])
+        if len(rows) == 1 and self._doubles():
             return as_two(lambda rows: self._compute(rows, bias), rows)
         return self._compute(rows, bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The layer's own, as it is now."""
+        weight = self.parameters["weight"]
+        assert weight is not None
+        return weight
+
+    @property
+    def most(self) -> int | None:
+        """How many rows are computed at once in canonical arithmetic; None: any number."""
+        return rows_alike(torch.get_num_threads()) if self.weight.dtype == torch.bfloat16 else None
+
+    def alike(self) -> bool:
+        """Whether a row is computed the same among 1 to 130 rows, tried by sums that are exactly zero."""
+        return sums_alike(lambda rows: self._alike(rows, None), self.weight, (1, *COUNTS))
 
     def _doubles(self) -> bool:
         """Whether one row alone has other bits here than as one of several."""
         threads = torch.get_num_threads()
         if threads not in self._doubled:
-            weight = self.parameters["weight"]
-            assert weight is not None
-            self._doubled[threads] = sums_one_otherwise(lambda rows: self._compute(rows, None), weight)
+            self._doubled[threads] = sums_one_otherwise(lambda rows: self._compute(rows, None), self.weight)
         return self._doubled[threads]
 
     def _compute(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        weight = self.parameters["weight"]
-        assert weight is not None
+        weight = self.weight
         # In float32 nothing is packed for one row, and a call is cheaper.
         if not self.packs or (rows.numel() == rows.shape[-1] and weight.dtype == torch.float32):
             return nn.functional.linear(rows, weight, bias)

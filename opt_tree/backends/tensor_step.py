@@ -17,7 +17,7 @@ from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
 from opt_tree.backends.tensor_verdict import judged
 from opt_tree.model import Model
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.target import Output
 from opt_tree.tree import Tree
 
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
     limit: int
     keys: tuple[int, int]
     """Of the target's forward, and of the drafter's."""
-    sampling: Sampling
+    sampling: Temperature
     scale: float
     """What the drafter's scores are multiplied by."""
     ends: bool

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.decoder import Decoder
+from opt_tree.methods.sampling import Sampling
 from opt_tree.opt import OptTree
-from opt_tree.sampling import Sampling
 from opt_tree.tools.pair import Pair, load_pair
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from opt_tree.models.causal_lm import CausalLM
 
 _LENGTH, _LAST = 130, 8
-"""Tokens of the prefill that all is compared with; the last ones are scored as one row and as a tree, too."""
+"""Tokens of the prefill that all is compared with; of these the last are scored as one row and as a tree, too."""
 
 
 def make_canonical(lm: Any, on: bool = True) -> None:
@@ -42,7 +42,7 @@ def make_canonical(lm: Any, on: bool = True) -> None:
     if on == getattr(lm, "canonical", False):
         return
     if not hasattr(lm, "eager"):
-        raise NotCanonicalError(f"{lm.name} is not canonical: it is scored path by path, from a cache of its own")
+        raise _no(lm, "it is scored path by path, from a cache of its own")
     if not on:
         _switch(lm, False)
         return lm.reset()
@@ -50,11 +50,11 @@ def make_canonical(lm: Any, on: bool = True) -> None:
         what = f"{str(lm.dtype).removeprefix('torch.')} on {lm.device.type}"
         raise NotCanonicalError(f"{lm.name} is not canonical in {what}: only in bfloat16 and float32 on a CPU or CUDA")
     if lm.ranks is not None:
-        raise NotCanonicalError(f"{lm.name} is not canonical: it is spread over processes")
+        raise _no(lm, "it is spread over processes")
     if rope_border(lm.model) is not None:
-        raise NotCanonicalError(f"{lm.name} is not canonical: its position factors change with the context (LongRoPE)")
+        raise _no(lm, "its position factors change with the context (LongRoPE)")
     if lm.max_context < 4 * _LAST:
-        raise NotCanonicalError(f"{lm.name} is not canonical: {lm.max_context} tokens of context are too few")
+        raise _no(lm, f"{lm.max_context} tokens of context are too few")
     load_kernel(lm.device.type)
     _switch(lm, True)
     try:
@@ -96,6 +96,10 @@ class _Trial(NamedTuple):
     tokens: list[int]
 
 
+def _no(lm: "CausalLM", why: str) -> NotCanonicalError:
+    return NotCanonicalError(f"{lm.name} is not canonical: {why}")
+
+
 @torch.inference_mode()
 def check(lm: "CausalLM") -> None:
     """Compare one row, a prefill in uneven chunks, a tree and two lanes with one prefill. Forgets the context.
@@ -110,26 +114,22 @@ def check(lm: "CausalLM") -> None:
         layers, seen = len(lm.cache.shapes), layers_seen() - before
         if lm.backend is lm.eager and seen < layers:
             attention = lm.model.config.get_text_config()._attn_implementation
-            raise NotCanonicalError(
-                f"{lm.name} is not canonical: {seen} of its {layers} layers ask transformers' interface for 'sdpa' "
-                f"attention, the others compute their own (it was loaded with {attention!r})"
-            )
+            own = f"the others compute their own (it was loaded with {attention!r})"
+            raise _no(lm, f"{seen} of its {layers} layers ask transformers' interface for 'sdpa' attention, {own}")
         if not fixed:
             _check_gelu(lm, ids)
         for number, trial in enumerate(_trials(lm, ids)):
             if not same_bits(trial.run()[trial.rows], expected[trial.tokens]):
                 culprit = _culprit(lm, ids, number)
                 first = "" if culprit is None else f", and {culprit} is the first layer to differ"
-                raise NotCanonicalError(
-                    f"{lm.name} is not canonical: {trial.what} has other logits than one prefill{first}"
-                )
+                raise _no(lm, f"{trial.what} has other logits than one prefill{first}")
+        if lm.backend is lm.eager and (weight := lm.eager.packed.uneven()) is not None:
+            raise _no(lm, f"layers of {list(weight.shape)} compute a row otherwise among others")
         if fixed:
             return  # and sequences run one after the other
         one, two = (_lanes(lm, ids[: 3 * _LAST], lanes) for lanes in (1, 2))
         if not same_bits(two, one):
-            raise NotCanonicalError(
-                f"{lm.name} is not canonical: the second of two lanes has other logits than one alone"
-            )
+            raise _no(lm, "the second of two lanes has other logits than one alone")
     finally:
         lm.reset()
         lm.work = work
@@ -142,10 +142,8 @@ def _check_gelu(lm: "CausalLM", ids: list[int]) -> None:
     names = [name for name, module in lm.model.named_modules() if "gelu" in type(module).__name__.lower()]
     for name, rows in _record(lm, lambda: _prefill(lm, ids), [0]) if names else ():
         if name in names and rows.shape[-1] % 64:
-            raise NotCanonicalError(
-                f"{lm.name} is not canonical: {name} has {rows.shape[-1]} columns, and torch computes GELU the same in "
-                "all rows for multiples of 64 only"
-            )
+            why = "columns, and torch computes GELU the same in all rows for multiples of 64 only"
+            raise _no(lm, f"{name} has {rows.shape[-1]} {why}")
 
 
 def _prefill(lm: "CausalLM", ids: list[int]) -> Tensor:

@@ -55,15 +55,11 @@ def compile_forwards(lm: AnyLM, make: bool = True, buckets: Buckets | None = Non
     lm.backend = eager
     lm.reset()
     try:
-        if lm.ranks is not None:
-            raise CompileError("it is spread over processes, and a graph is one process's")
-        if what := "layers with a running state" if lm.recurrent else rope_border(lm.model) and "LongRoPE":
-            raise CompileError(f"it has {what}, and a graph holds nothing that changes with the context")
+        if (why := _why_not(lm)) is not None:
+            raise CompileError(why)
         if lm.device.type == "cuda":
             lm.buckets = buckets or before or Buckets()
             lm.backend = Captured(eager, lm.buckets.rows)
-        elif lm.device.type != "cpu":
-            raise CompileError(f"packages are for CPUs and graphs for CUDA, and it is on {lm.device.type}")
         else:  # one kind of layer means one mask, as `CausalLM` makes it
             lm.backend = Compiled(eager, lm.mask_kinds, make, lm.drafted is not None)
         _check_backend(lm)
@@ -76,6 +72,19 @@ def compile_forwards(lm: AnyLM, make: bool = True, buckets: Buckets | None = Non
     if isinstance(lm.backend, Compiled):
         eager.packed.pack(False)  # its package has them
     return lm.backend is not eager
+
+
+def _why_not(lm: CausalLM) -> str | None:
+    """Why a model's forwards are neither captured nor compiled; None: they can be tried."""
+    if lm.ranks is not None:
+        return "it is spread over processes, and a graph is one process's"
+    if what := "layers with a running state" if lm.recurrent else rope_border(lm.model) and "LongRoPE":
+        return f"it has {what}, and a graph holds nothing that changes with the context"
+    if lm.device.type not in ("cpu", "cuda"):
+        return f"packages are for CPUs and graphs for CUDA, and it is on {lm.device.type}"
+    if lm.eager.packed.in_blocks:
+        return "canonical, it computes many rows in blocks on this CPU, and a package all at once"
+    return None
 
 
 def captured_shapes(lm: AnyLM, nodes: int, context: int) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from opt_tree.errors import require
 from opt_tree.generation import Generation
 from opt_tree.grow import Asking, grow, layers_left
 from opt_tree.policy import TreePolicy, check_grows
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.tools.along import check_along
 from opt_tree.tools.shared_drafter import drafting_for
 from opt_tree.tools.stored_text import StoredText, follow
@@ -60,7 +60,7 @@ def generate_beside(
         check_grows(policy)
         check_along(name, policy)
     made = decoder.generate(prompt, max_new_tokens, **options)
-    sampling = options.get("sampling", Sampling())
+    sampling = options.get("sampling", Temperature())
     places = [0, *accumulate(made.accept_lengths)][: len(made.steps)]
     text, begin = StoredText(made.prompt, made.tokens, max_new_tokens), len(made.prompt)
     whole, end = [*text.prompt, *text.tokens], min(target.max_context, begin + max_new_tokens)

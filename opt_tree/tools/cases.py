@@ -17,7 +17,7 @@ from opt_tree.children import Children
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
 from opt_tree.random import Random
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.tools.enumeration import (
     EnumeratingRandom,
     Laws,
@@ -39,7 +39,7 @@ Rule = Callable[[Tree, Float[np.ndarray, "rows vocab"], Float[np.ndarray, "rows 
 """Somebody's verifier: from a tree, the target's and the drafter's probabilities behind each of its rows (zeros where
 nothing was drafted) and the source of randomness to a `Verdict`, or to a pair of the accepted rows, root first, and the
 target's own token. `random.choose(probabilities)` and `random.accept(probability)` are its only coins."""
-_SAMPLING = Sampling(1.0)
+_SAMPLING = Temperature(1.0)
 
 
 def law_pairs(vocab: int, depth: int) -> dict[str, tuple[Laws, Laws]]:

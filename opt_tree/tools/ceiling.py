@@ -17,7 +17,7 @@ from opt_tree.answers import LogProbs
 from opt_tree.errors import require
 from opt_tree.methods.children.draws import probs_of
 from opt_tree.policy import TreePolicy
-from opt_tree.sampling import Logits, Sampling, whole
+from opt_tree.sampling import Logits, Temperature, whole
 from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
 from opt_tree.tree import Tree, fetch, send
@@ -71,9 +71,9 @@ class Ceilings(TreePolicy):
         sum(one.tokens for one in policy.found) / len(answer.steps)
     """
 
-    def __init__(self, policy: TreePolicy, sampling: Sampling) -> None:
+    def __init__(self, policy: TreePolicy, sampling: Temperature) -> None:
         require(TreePolicy, policy=policy)
-        require(Sampling, sampling=sampling)
+        require(Temperature, sampling=sampling)
         self.policy, self.sampling = policy, sampling
         self.policies, self.features, self.reads_root = policy.policies, policy.features, policy.reads_root
         self.found: list[Ceiling] = []

@@ -22,7 +22,7 @@ from opt_tree.methods.children.draws import Among, Draws
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import Frontier
 from opt_tree.random import Random
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.tree import Tree
 
@@ -164,7 +164,7 @@ def paths_of(tree: Tree, context: Text) -> list[Text]:
 
 
 def drawn_trees(
-    drafter: Drafter, policy: TreePolicy, context: Text, sampling: Sampling, layers: int | None = None
+    drafter: Drafter, policy: TreePolicy, context: Text, sampling: Temperature, layers: int | None = None
 ) -> list[tuple[Tree, float]]:
     """Every tree that the policy can draw below the context, `layers` deep at most, with its probability."""
     trees: dict[Hashable, Tree] = {}

@@ -17,7 +17,7 @@ from opt_tree.drafter import Drafter
 from opt_tree.grow import Asking, answer_of
 from opt_tree.methods.policies.costs import CATCHING_UP
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output, Target, Work
 from opt_tree.tools.stored_text import StoredText
@@ -33,7 +33,7 @@ def drafting_for(
     text: StoredText,
     walks: Mapping[str, Callable[[Drafter], Asking[T]]],
     target: Target | None = None,
-    sampling: Sampling = Sampling(),
+    sampling: Temperature = Temperature(),
 ) -> Asking[dict[str, T]]:
     """Run walks along a text, each given a drafter to ask as if it were its own; return what comes of each.
 
@@ -148,7 +148,7 @@ class _Course:
         self._row: dict[Node, int] = {}
         """Draft rows of the nodes that were drafted at this place."""
 
-    def begin(self, sampling: Sampling) -> Asking[None]:
+    def begin(self, sampling: Temperature) -> Asking[None]:
         """Take in the prompt."""
         drafter, target, prompt, output = self.drafter, self.target, self._context, None
         drafter.bare.generation += 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from opt_tree.backends import canonical, kernels
-from opt_tree.backends.canonical import attend, sums_one_otherwise
+from opt_tree.backends.canonical import attend, rows_alike, sums_alike, sums_one_otherwise
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -220,3 +220,29 @@ def test_another_order_of_sums_is_seen_for_one_row(dtype: torch.dtype) -> None:
         return (added(products[..., :48]) + added(products[..., 48:])).to(dtype)
 
     assert sums_one_otherwise(halved, weight) and not sums_one_otherwise(whole, weight)
+
+
+def test_another_order_of_sums_is_seen_for_many_rows() -> None:
+    weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(1))
+
+    def added(rows: Tensor) -> Tensor:
+        products = rows[:, None] * weight
+        if len(rows) <= 8:
+            return functools.reduce(torch.add, products.unbind(-1))
+        return functools.reduce(torch.add, products.flip(-1).unbind(-1))
+
+    assert sums_alike(added, weight, range(1, 9)) and not sums_alike(added, weight, [9])
+
+
+def test_how_many_rows_are_alike_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a library that sums more than 20 rows of 512 inputs and more backwards."""
+    linear = torch.nn.functional.linear
+
+    def special(rows: Tensor, weight: Tensor) -> Tensor:
+        if len(rows) <= 20 or weight.shape[1] < 512:
+            return linear(rows, weight)
+        return linear(rows.flip(-1), weight.flip(-1))
+
+    monkeypatch.setattr(torch.nn.functional, "linear", special)
+    most = rows_alike.__wrapped__(1)
+    assert most is not None and most <= 16

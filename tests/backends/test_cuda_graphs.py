@@ -19,9 +19,9 @@ from opt_tree.methods.drafters.combined.copying import Copying
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.opt import OptTree
-from opt_tree.sampling import Sampling
 
 BUCKETS = Buckets(rows=(1, 4, 16), keys=(32, 64))
 

@@ -28,7 +28,7 @@ from tiny_models import (
     tiny_head,
 )
 
-from opt_tree import Buckets, Sampling, Stop, generate_batch
+from opt_tree import Buckets, Recorder, Sampling, Stop, generate_batch
 from opt_tree.backends.device_decoder import DEVICE, DeviceDecoder
 from opt_tree.backends.device_step import DeviceStep, StepStart
 from opt_tree.decoder import Decoder
@@ -359,8 +359,8 @@ def test_a_drafter_that_knows_more_tokens_than_the_target():
 def test_log_probabilities_are_told_too():
     decoder = decoder_of()
     for sampling in (Sampling(), DRAWN):
-        found = on_device(decoder).generate(TEXT, NEW, sampling, log_probs=3)
-        host = decoder.generate(TEXT, NEW, sampling, log_probs=3)
+        found = on_device(decoder).generate(TEXT, NEW, sampling, recorder=Recorder(3))
+        host = decoder.generate(TEXT, NEW, sampling, recorder=Recorder(3))
         assert found.log_probs == pytest.approx(host.log_probs, abs=1e-9)
         assert [one.keys() for one in found.top_log_probs or []] == [one.keys() for one in host.top_log_probs or []]
 

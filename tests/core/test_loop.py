@@ -23,7 +23,7 @@ from opt_tree.model import Model
 from opt_tree.opt import OptTree
 from opt_tree.pool import CandidatePool
 from opt_tree.random import Random
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.stop import StopTokens
 from opt_tree.tree import Tree
 from opt_tree.verify import match, valid_for
@@ -102,18 +102,33 @@ def test_a_node_s_probability_is_the_draft_model_s(target: Any) -> None:
         text += step.tokens
 
 
-def test_log_probabilities_are_the_network_s(target: Any) -> None:
-    decoder, prompt = Decoder(Model(target), drafter_of(target), TREES[2]), PROMPTS[1]
-    found = decoder.generate(prompt, NEW, stop=None, log_probs=2)
-    for place, token in enumerate(found.tokens):
-        law = logits_after(target, prompt + found.tokens[:place]).log_softmax(-1)
-        best = law.topk(2)
-        assert found.log_probs[place] == pytest.approx(float(law[token]), abs=1e-9)
-        assert list(found.top_log_probs[place]) == best.indices.tolist()
-        assert [*found.top_log_probs[place].values()] == pytest.approx(best.values.tolist(), abs=1e-9)
-    for count in (0, VOCAB + 1):
-        with pytest.raises(ValueError, match=f"the likeliest of {VOCAB} tokens at each place, got {count}"):
-            decoder.generate(prompt, NEW, log_probs=count)
+class Laws:
+    """A recorder: the whole law before each token in place of its likeliest ones."""
+
+    def begin(self) -> None:
+        self.rows, self.tokens = [], list[int]()
+
+    def add(self, logits: torch.Tensor, scores: Any, path: list[int], tokens: list[int]) -> None:
+        self.rows += [scores[row].log_softmax(-1) for row in path]
+        self.tokens += tokens
+
+    def told(self, length: int) -> tuple[list[float], list[dict[int, float]]]:
+        kept = list(zip(self.rows, self.tokens, strict=True))[:length]
+        return [float(row[token]) for row, token in kept], [dict(enumerate(row.tolist())) for row, _ in kept]
+
+
+def test_a_recorder_is_shown_what_the_network_said_of_the_emitted_tokens(target: Any) -> None:
+    decoder, recorder = Decoder(Model(target), drafter_of(target), TREES[2]), Laws()
+    for prompt in PROMPTS[1:]:
+        found = decoder.generate(prompt, NEW, stop=None, recorder=recorder)
+        assert len(found.log_probs) == len(found.top_log_probs) == NEW <= len(recorder.tokens)
+        for place, token in enumerate(found.tokens):
+            law = logits_after(target, prompt + found.tokens[:place]).log_softmax(-1)
+            assert found.log_probs[place] == pytest.approx(float(law[token]), abs=1e-9)
+            assert [*found.top_log_probs[place].values()] == pytest.approx(law.tolist(), abs=1e-9)
+    assert decoder.generate(prompt, 2).log_probs is None
+    with pytest.raises(TypeError, match=r"recorder must be a Recorder, such as Recorder\(5\), got 5"):
+        decoder.generate(prompt, NEW, recorder=5)
 
 
 def test_rows_of_a_tree_see_their_ancestors_alone(target: Any) -> None:
@@ -210,7 +225,7 @@ def test_hidden_states_are_those_of_the_layer(target: Any) -> None:
 
 def test_a_seed_has_one_text_whatever_the_tree(target: Any) -> None:
     """And it is the one whose noise / probability is least at every place: an exponential race over the whole text."""
-    drafter, sampling, prompt = drafter_of(target), Sampling(1.3), PROMPTS[2]
+    drafter, sampling, prompt = drafter_of(target), Temperature(1.3), PROMPTS[2]
     text, random = list(prompt), Random(5)
     for _ in range(12):
         probs = (logits_after(target, text).float() / 1.3).softmax(-1)

@@ -30,11 +30,11 @@ from opt_tree.drafter import Drafter
 from opt_tree.generation import check_prompt
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.policies.static import Static
+from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.opt import OptTree
 from opt_tree.random import Random
-from opt_tree.sampling import Sampling
 from opt_tree.tools.stop_strings import Stop
 from opt_tree.tree import fetch
 
@@ -411,7 +411,7 @@ class TestReadBacks:
 
         for module in ("opt_tree.children", "opt_tree.verify"):
             monkeypatch.setattr(sys.modules[module], "fetch", counted)
-        for module in ("opt_tree.children", "opt_tree.verify", "opt_tree.sampling"):
+        for module in ("opt_tree.children", "opt_tree.verify", "opt_tree.methods.sampling"):
             monkeypatch.setattr(sys.modules[module], "on_host", lambda tensor: False)
         target = CausalLM(build(ARCHITECTURES["llama"]()))
         layers = 0

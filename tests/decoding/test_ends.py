@@ -105,7 +105,7 @@ def test_what_belongs_to_sampling_is_told_so(generate):
     given = prompt(9) if generate is Decoder.generate else [prompt(9)]
     with pytest.raises(TypeError, match=r"takes no temperature: pass sampling=Sampling\(temperature=0.7\)"):
         generate(decoder, given, temperature=0.7)
-    with pytest.raises(TypeError, match=r"takes no top: help\(Decoder.generate\) lists all"):
+    with pytest.raises(TypeError, match=r"takes no top: .*help\(Decoder.generate\) lists all"):
         generate(decoder, given, top=3)
 
 

@@ -12,9 +12,9 @@ from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.drafter import Drafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.policies.static import Static
+from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.opt import OptTree
-from opt_tree.sampling import Sampling
 
 pytestmark = pytest.mark.gpu
 

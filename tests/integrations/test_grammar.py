@@ -14,8 +14,8 @@ from opt_tree import custom_generate
 from opt_tree.decoder import Decoder
 from opt_tree.integrations.grammar import FromHistory
 from opt_tree.methods.policies.static import Static
+from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.sampling import Sampling
 
 pytestmark = pytest.mark.slow
 

@@ -14,12 +14,12 @@ from opt_tree import (
     Decoder,
     Generation,
     OptTree,
+    Recorder,
     Sampling,
     Stop,
     custom_generate,
     generate_batch,
 )
-from opt_tree.emitted import Recorder
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.block_verification import block
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
@@ -61,8 +61,8 @@ def by_hand(answer: Generation, sampling: Sampling) -> list[torch.Tensor]:
 @pytest.mark.quick("greedy")
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_they_are_the_target_s_processed_distribution(decoder, sampling):
-    answer = decoder.generate(PROMPT, NEW, sampling, seed=3, log_probs=4)
-    assert decoder.generate(PROMPT, NEW, sampling, seed=3, log_probs=True).top_log_probs is None
+    answer = decoder.generate(PROMPT, NEW, sampling, seed=3, recorder=Recorder(4))
+    assert decoder.generate(PROMPT, NEW, sampling, seed=3, recorder=Recorder()).top_log_probs is None
     assert len(answer.steps) < NEW - 4, "some paths were accepted"
     rows = by_hand(answer, sampling)
     assert answer.log_probs == pytest.approx(
@@ -82,7 +82,9 @@ def test_they_are_the_target_s_processed_distribution(decoder, sampling):
 def test_every_way_of_judging_tells_of_the_tokens_that_it_emitted(policy, verifier):
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
     sampling = SAMPLINGS["cut"]
-    answer = Decoder(CausalLM(tiny("llama")), drafter, policy, verifier).generate(PROMPT, NEW, sampling, log_probs=True)
+    answer = Decoder(CausalLM(tiny("llama")), drafter, policy, verifier).generate(
+        PROMPT, NEW, sampling, recorder=Recorder()
+    )
     rows = by_hand(answer, sampling)
     assert answer.log_probs == pytest.approx(
         [float(row[token]) for row, token in zip(rows, answer.tokens, strict=True)]
@@ -91,13 +93,13 @@ def test_every_way_of_judging_tells_of_the_tokens_that_it_emitted(policy, verifi
 
 @pytest.mark.slow
 def test_a_stop_token_inside_an_accepted_path_ends_them_too(decoder):
-    whole = decoder.generate(PROMPT, NEW, log_probs=2)
+    whole = decoder.generate(PROMPT, NEW, recorder=Recorder(2))
     ends = [sum(whole.accept_lengths[:step]) for step in range(1, len(whole.steps))]
     inside = next(
         place for place, token in enumerate(whole.tokens) if place + 1 not in ends and token not in whole.tokens[:place]
     )
     for stop in (Stop(tokens=[whole.tokens[inside]]), lambda tokens: "enough" if len(tokens) == inside + 1 else None):
-        answer = decoder.generate(PROMPT, NEW, stop=stop, log_probs=2)
+        answer = decoder.generate(PROMPT, NEW, stop=stop, recorder=Recorder(2))
         assert len(answer.tokens) == len(answer.log_probs) == len(answer.top_log_probs) == inside + 1
         assert answer.log_probs == pytest.approx(whole.log_probs[: inside + 1], abs=1e-9)
 
@@ -105,16 +107,16 @@ def test_a_stop_token_inside_an_accepted_path_ends_them_too(decoder):
 @pytest.mark.slow
 def test_batches_and_kept_contexts_tell_the_same(decoder):
     prompts = [PROMPT, prompt(5), prompt(20)]
-    alone = [decoder.generate(one, NEW, log_probs=3) for one in prompts]
-    together = generate_batch(decoder, prompts, NEW, log_probs=3, width=2)
+    alone = [decoder.generate(one, NEW, recorder=Recorder(3)) for one in prompts]
+    together = generate_batch(decoder, prompts, NEW, recorder=Recorder(3), width=2)
     for one, other in zip(alone, together, strict=True):
         assert one.tokens == other.tokens and one.log_probs == pytest.approx(other.log_probs, abs=1e-9)
         assert [list(place) for place in one.top_log_probs] == [list(place) for place in other.top_log_probs]
     again = [*PROMPT, *alone[0].tokens, 7]
     decoder.generate(PROMPT, NEW)
-    kept = decoder.generate(again, NEW, reuse=True, log_probs=True)
+    kept = decoder.generate(again, NEW, reuse=True, recorder=Recorder())
     assert kept.reused > len(PROMPT)
-    assert kept.log_probs == pytest.approx(decoder.generate(again, NEW, log_probs=True).log_probs, abs=1e-9)
+    assert kept.log_probs == pytest.approx(decoder.generate(again, NEW, recorder=Recorder()).log_probs, abs=1e-9)
 
 
 def test_nothing_is_kept_where_nobody_asks(decoder, monkeypatch):
@@ -125,12 +127,30 @@ def test_nothing_is_kept_where_nobody_asks(decoder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"), [(-1, ValueError), (0, ValueError), (VOCAB + 1, ValueError), (1.5, TypeError), ("5", TypeError)]
+    ("asked", "error"), [(-1, ValueError), (VOCAB + 1, ValueError), (1.5, TypeError), ("5", TypeError)]
 )
 def test_a_bad_number_is_refused(decoder, asked, error):
     for call in (decoder.generate, lambda prompt, **options: generate_batch(decoder, [prompt], **options)):
-        with pytest.raises(error, match="log_probs"):
-            call(PROMPT, log_probs=asked)
+        with pytest.raises(error, match=r"^likeliest"):
+            call(PROMPT, recorder=Recorder(asked))
+        with pytest.raises(TypeError, match=r"recorder must be a Recorder, such as Recorder\(5\), got 5"):
+            call(PROMPT, recorder=5)
+
+
+def test_a_recorder_begins_anew_with_every_text(decoder):
+    """Also behind one that failed."""
+    recorder = Recorder(2)
+    stop = iter([None] * 3 + [RuntimeError("stop")])
+
+    def fail(tokens):
+        if isinstance(error := next(stop), Exception):
+            raise error
+
+    with pytest.raises(RuntimeError, match="stop"):
+        decoder.generate(prompt(9), NEW, stop=fail, recorder=recorder)
+    for text in (PROMPT, prompt(7)):
+        found, alone = (decoder.generate(text, NEW, recorder=one) for one in (recorder, Recorder(2)))
+        assert found.log_probs == alone.log_probs and found.top_log_probs == alone.top_log_probs
 
 
 # ---- through `model.generate`
@@ -156,7 +176,7 @@ def test_scores_and_logits_are_those_of_transformers(decoder, options):
     scores = model.compute_transition_scores(found.sequences, found.scores, normalize_logits=True)
     processors = (RepetitionPenaltyLogitsProcessor(1.7),) if "repetition_penalty" in options else ()
     if "eos_token_id" not in options:
-        answer = decoder.generate(PROMPT, NEW, Sampling(processors=processors), log_probs=True)
+        answer = decoder.generate(PROMPT, NEW, Sampling(processors=processors), recorder=Recorder())
         assert scores[0].tolist() == pytest.approx(answer.log_probs, abs=1e-5)
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opt_tree import Decoder, OptTree, Sampling, Static, Stop
+from opt_tree import Decoder, OptTree, Recorder, Sampling, Static, Stop
 from opt_tree.backends.batch import shared_forwards
 from opt_tree.integrations.serve import ServeOptions, service_of
 from opt_tree.integrations.server.answer_text import AnswerText, decoded
@@ -99,7 +99,7 @@ def test_requests_side_by_side_are_answered_as_the_decoder_does(running):
     for number, (found, sampling, drafter, policy) in enumerate(answers):
         decoder = Decoder(pair.target, drafter if policy else None, policy or Static.empty())
         given = (pair.encode(QUESTIONS[number]), 12, Sampling(**sampling))
-        alone = decoder.generate(*given, stop=pair.stop, seed=number, log_probs=3)
+        alone = decoder.generate(*given, stop=pair.stop, seed=number, recorder=Recorder(3))
         [choice] = found["choices"]
         places = choice["logprobs"]["content"]
         assert [place["token"] for place in places] == [pair.tokenizer.decode([token]) for token in alone.tokens]

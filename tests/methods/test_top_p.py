@@ -12,6 +12,7 @@ from opt_tree.methods.children import drawn as children
 from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.processors import cut
 from opt_tree.methods.verifiers import walks
 from opt_tree.methods.verifiers.block_verification import block
 from opt_tree.methods.verifiers.k_sequential import k_seq
@@ -20,7 +21,6 @@ from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.methods.verifiers.recursive_rejection import without_replacement
 from opt_tree.methods.verifiers.rheo_sampling import rheo
 from opt_tree.methods.verifiers.traversal_verification import traversal
-from opt_tree.processors import cut
 
 
 def warped(rows: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -76,7 +76,7 @@ def test_texts_and_trees_are_those_of_whole_rows(verifier, policy, top_p, monkey
         return [(step.tokens, step.tree.tokens.tolist()) for step in steps]
 
     found = run()
-    monkeypatch.setattr("opt_tree.processors.cut", lambda warper, rows: warper(None, rows))
+    monkeypatch.setattr("opt_tree.methods.processors.cut", lambda warper, rows: warper(None, rows))
     monkeypatch.setattr(walks, "_possible", lambda laws, drafted: np.arange(len(laws[0])))
     monkeypatch.setattr(children, "few_possible", lambda log_probs: None)
     assert run() == found

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, build, prompt, random_tree, save_pair, tiny, tiny_drafter
+from tiny_models import ARCHITECTURES, WIDTH, build, prompt, random_tree, save_pair, tiny, tiny_drafter
 from torch import Tensor, nn
+from transformers import LlamaConfig
 
 from opt_tree import (
     CausalLMDrafter,
@@ -29,7 +30,7 @@ from opt_tree.methods.drafters.registry import DrafterOptions
 from opt_tree.models.canonical import check, make_canonical, make_exact
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.models.compiling import captured_shapes
+from opt_tree.models.compiling import captured_shapes, compile_forwards
 from opt_tree.target import Forward, TreeForward
 from opt_tree.tools.presets import plain
 
@@ -122,6 +123,46 @@ def test_one_row_goes_as_two_where_the_library_has_another_kernel_for_it(monkeyp
     with pytest.raises(NotCanonicalError, match=r"a prefill of 1 row .*layers\.0\.mlp\.down_proj is the first layer"):
         lm.pack(False)
     lm.eager.packed.make_canonical(False)
+
+
+@pytest.fixture
+def sums_five_otherwise(monkeypatch: pytest.MonkeyPatch) -> CausalLM:
+    """A target whose library sums the products of more than four rows in another order, as some do above 32."""
+    compute = packed._Linear._compute
+
+    def special(self: Any, rows: Tensor, bias: Tensor | None) -> Tensor:
+        inputs = rows.shape[-1]
+        if rows.numel() <= 4 * inputs or self.weight.numel() < packed._TRIED:
+            return compute(self, rows, bias)
+        weight = self.weight.float()
+        first, second = (rows[..., half].float() @ weight[:, half].T for half in (slice(32), slice(32, inputs)))
+        return (first + second).to(rows.dtype)
+
+    monkeypatch.setattr(packed._Linear, "_compute", special)
+    config = LlamaConfig(**WIDTH | {"hidden_size": 128, "num_key_value_heads": 4})
+    return CausalLM(build(config, dtype=torch.bfloat16))
+
+
+def test_many_rows_go_in_blocks_where_the_library_sums_them_otherwise(
+    sums_five_otherwise: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = sums_five_otherwise
+    monkeypatch.setattr(packed, "rows_alike", lambda threads: 4)
+    make_canonical(lm)
+    assert lm.canonical and lm.eager.packed.in_blocks
+    with pytest.warns(UserWarning, match="not compiled: canonical, it computes many rows in blocks"):
+        assert not compile_forwards(lm)
+
+
+def test_a_library_that_sums_many_rows_otherwise_is_refused(
+    sums_five_otherwise: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "rows_alike", lambda threads: None)
+    with pytest.raises(NotCanonicalError):
+        make_canonical(sums_five_otherwise)
+    monkeypatch.setattr("opt_tree.models.canonical._trials", lambda lm, ids: ())
+    with pytest.raises(NotCanonicalError, match=r"layers of \[\d+, 128\] compute a row otherwise among others"):
+        make_canonical(sums_five_otherwise)
 
 
 def test_what_cannot_be_canonical_is_refused() -> None:

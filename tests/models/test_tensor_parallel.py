@@ -18,13 +18,13 @@ from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.errors import UnsupportedModelError
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.policies.static import Static
+from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.checkpoints import load_causal_lm
 from opt_tree.models.split_target import SplitTarget
 from opt_tree.models.tensor_parallel import LostRankError
 from opt_tree.opt import OptTree
-from opt_tree.sampling import Sampling
 from opt_tree.tools.stop_strings import Stop
 
 TREE = OptTree(12, 0.1, 5)

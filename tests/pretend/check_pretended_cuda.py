@@ -32,10 +32,11 @@ from opt_tree.methods.drafters.heads.blocks import BlockDrafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.drafters.heads.one_pass import MedusaDrafter, MedusaHeads
 from opt_tree.methods.drafters.tables.store import StoreDrafter
+from opt_tree.methods.recorder import Recorder
+from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.compiling import captured_shapes, compile_forwards, warm_up
 from opt_tree.opt import OptTree
-from opt_tree.sampling import Sampling
 from opt_tree.tools import step_costs
 from opt_tree.tools.on_device import on_device
 from opt_tree.tools.presets import PRESETS, make_preset, plain
@@ -195,7 +196,7 @@ def test_captured_steps_are_those_of_a_cpu(kind, architecture, sampling, happene
     known = [min(step.draft_forwards + 1, POLICY.max_depth) for step in host.steps]
     assert layers[: device.ahead] == known[: device.ahead] and min(known) < POLICY.max_depth in known
     assert graphs.counts["replays"] > before and device.target.work.forwards - work.forwards == len(found.steps) + 1
-    told = [one.generate(prompt(18, seed=3), 16, sampling, seed=2, log_probs=2) for one in (device, here)]
+    told = [one.generate(prompt(18, seed=3), 16, sampling, seed=2, recorder=Recorder(2)) for one in (device, here)]
     assert told[0].log_probs == pytest.approx(told[1].log_probs, abs=CLOSE) and not device.ahead
 
 
@@ -334,12 +335,12 @@ def test_plain_decoding_uploads_two_tensors_a_step():
 def test_log_probs_are_read_once_at_the_end(sampling):
     made, found, late = decoder("cuda", "draft"), [], []
     made.generate(prompt(20), 8, sampling)  # the first text makes a few tables
-    for asked in (False, True, 3):
+    for asked in (None, Recorder(), Recorder(3)):
         with logged() as log:
-            found.append(made.generate(prompt(20), 8, sampling, log_probs=asked))
+            found.append(made.generate(prompt(20), 8, sampling, recorder=asked))
         late.append(log.waits)
     assert late == [late[0], late[0] + 1, late[0] + 1]
-    expected = decoder("cpu", "draft").generate(prompt(20), 8, sampling, log_probs=3)
+    expected = decoder("cpu", "draft").generate(prompt(20), 8, sampling, recorder=Recorder(3))
     assert found[2].log_probs == pytest.approx(expected.log_probs) and found[1].log_probs == found[2].log_probs
     assert [list(place) for place in found[2].top_log_probs] == [list(place) for place in expected.top_log_probs]
 

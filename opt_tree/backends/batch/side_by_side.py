@@ -18,11 +18,10 @@ from torch import Tensor
 
 from opt_tree.backends.batch import scheduler, shared_forwards
 from opt_tree.decoder import Decoder
-from opt_tree.emitted import recorder_of
 from opt_tree.errors import counted, require
 from opt_tree.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt, warn_of_settings
 from opt_tree.grow import Asking, run
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.stop import StopRule, StopTokens, rule_for
 
 T = TypeVar("T")
@@ -32,10 +31,10 @@ def generate_batch(
     decoder: Decoder,
     prompts: Sequence[Sequence[int] | Tensor],
     max_new_tokens: int = 128,
-    sampling: Sampling = Sampling(),
+    sampling: Temperature = Temperature(),
     stop: StopRule | Sequence[StopRule | None] | None = StopTokens(),
     seed: int | Sequence[int] = 0,
-    log_probs: bool | int = False,
+    recorder: Any = None,
     *,
     width: int = 8,
     **others: Any,
@@ -48,13 +47,12 @@ def generate_batch(
         sampling: see `generate`.
         stop: one for all prompts, or a list with one for each; see `generate`.
         seed: one for all prompts, or a list with one for each; see `generate`.
-        log_probs: see `generate`.
+        recorder: see `generate`; each prompt has a copy of its own.
         width: how many sequences are decoded at a time at most, at least 1.
 
     An error in one ends all; its note says which prompt it was. See `side_by_side` for the rest.
     """
     check_others(others)
-    recorder_of(log_probs, decoder.target.vocab)
     check_ids(prompts, "prompts")
     require((Sequence, Tensor, np.ndarray), prompts=prompts)
     rules, seeds = _of_each(len(prompts), stop, seed)
@@ -63,9 +61,10 @@ def generate_batch(
     warn_of_settings(decoder.target, sampling)
     for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
         try:
-            options = (check_prompt(prompt, decoder.target), most, sampling, rule, None, own, False, log_probs)
+            context = check_prompt(prompt, decoder.target)
         except ValueError as error:
             raise ValueError(f"prompt {number} of the batch: {error}") from None
+        options = (context, most, sampling, rule, None, own, False, copy.copy(recorder))
         jobs.append(lambda decoder, options=options: decoder.answer(*options))
 
     def answers() -> list[Generation]:

@@ -17,12 +17,12 @@ from torch import Tensor
 from opt_tree.backends.batch import scheduler, shared_forwards
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
-from opt_tree.emitted import Recorder
 from opt_tree.errors import counted
 from opt_tree.generation import Generation
 from opt_tree.grow import Asking
+from opt_tree.methods.recorder import Recorder
+from opt_tree.methods.sampling import Sampling
 from opt_tree.policy import TreePolicy
-from opt_tree.sampling import Sampling
 from opt_tree.target import Target
 from opt_tree.tools.stop_strings import Stop
 
@@ -194,7 +194,7 @@ class Engine:
                 job.tell((yield from _read(target, job)))
             stream = _JobStream(job, recorder)
             prompt, most, sampling, stop, seed = job.prompt, job.max_new_tokens, job.sampling, job.stop, job.seed
-            job.tell((yield from decoder.answer(prompt, most, sampling, stop, stream, seed, log_probs=recorder)))
+            job.tell((yield from decoder.answer(prompt, most, sampling, stop, stream, seed, recorder=recorder)))
         except _Gone:
             pass
         except GeneratorExit:

@@ -15,8 +15,8 @@ from opt_tree.integrations.server.engine import Engine, Job
 from opt_tree.integrations.server.requests import BaseRequest, Chat, Completion, Refused, TreeOptions
 from opt_tree.methods.policies.registry import POLICIES, make_policy, parameters
 from opt_tree.methods.policies.static import Static
+from opt_tree.methods.sampling import Sampling
 from opt_tree.policy import TreePolicy
-from opt_tree.sampling import Sampling
 from opt_tree.tools.pair import Pair, encode
 from opt_tree.verify import match
 

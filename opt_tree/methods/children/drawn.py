@@ -16,9 +16,8 @@ from torch import Tensor
 from opt_tree.answers import LogProbs, log_probs_of
 from opt_tree.methods.children.draws import Among
 from opt_tree.pool import CandidatePool, Frontier, Picked
-from opt_tree.processors import by_row
 from opt_tree.random import Random
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.tree import Tree, fetch, on_host, send
 
 
@@ -35,18 +34,14 @@ class DrawnLayer(NamedTuple):
     """Children whose reach is at or below it need not be returned."""
 
 
-def proposal(scores: Float[Tensor, "rows vocab"], sampling: Sampling) -> Float[Tensor, "rows vocab"]:
+def proposal(scores: Float[Tensor, "rows vocab"], sampling: Temperature) -> Float[Tensor, "rows vocab"]:
     """Return the log-probabilities that children are drawn from: the drafter's at the target's temperature and cuts.
 
     Any distribution would be exact, as long as the verifier is shown the one that was sampled from; this one is near
     the target's. Processors that need history are the target's alone. At temperature 0 it is left as it is: a point
     mass would draw the same child over and over.
     """
-    warpers = sampling.warpers()
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32), copy=bool(warpers))
-    for process in warpers:
-        scores = by_row(process, scores)
-    return log_probs_of(scores)
+    return log_probs_of(sampling.warp(scores))
 
 
 class DrawnChildren(NamedTuple):
@@ -70,7 +65,7 @@ class Drawn(ABC):
     def pick(self, layer: DrawnLayer, random: Random) -> DrawnChildren:
         """Draw the children of a layer; tokens of log-probability -inf are never among them."""
 
-    def pool(self, root: int, sampling: Sampling, random: Random) -> "DrawnPool":
+    def pool(self, root: int, sampling: Temperature, random: Random) -> "DrawnPool":
         """See `Children.pool`."""
         return DrawnPool(root, self, sampling, random)
 
@@ -82,7 +77,7 @@ class DrawnPool(CandidatePool):
     decide whether it is kept (see `DrawnChildren.reach`).
     """
 
-    def __init__(self, root: int, children: Any, sampling: Sampling, random: Random) -> None:
+    def __init__(self, root: int, children: Any, sampling: Temperature, random: Random) -> None:
         super().__init__(root, children)
         self._sampling, self._random = sampling, random
         self._reach: Float[np.ndarray, " pool"] = np.zeros(1)

@@ -6,7 +6,7 @@ from typing import Any
 from opt_tree.answers import LogProbs
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output, Work
 
@@ -59,7 +59,7 @@ class DrafterAround(Drafter):
     def keeps(self, prompt: list[int]) -> int:
         return min(part.keeps(prompt) for part in self.parts)
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         for part in self.parts:
             part.begin(prompt, kept, prefill, sampling)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output
 
@@ -49,7 +49,7 @@ class Seen(DrafterAround):
         self.rows: list[Noted] = []
         """By draft row: the root, then the nodes that were expanded."""
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         super().begin(prompt, kept, prefill, sampling)
         self._forget()
 

@@ -77,7 +77,7 @@ from opt_tree.methods.verifiers.walks import reached
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
 from opt_tree.random import Random
-from opt_tree.sampling import Logits, Sampling, whole
+from opt_tree.sampling import Logits, Temperature, whole
 from opt_tree.step import Outcome, Step
 from opt_tree.system.command_line import from_fields
 from opt_tree.target import Output
@@ -258,7 +258,7 @@ def survey(pair: Pair, prompts: Sequence[list[int]], plan: TreeValuesPlan, choic
     decoder = Decoder(pair.target, seen, watching, watching.as_verifier())
     with tqdm(total=plan.roots, desc="survey", unit="root", disable=None) as bar:
         for seed, prompt in enumerate(prompts):
-            decoder.generate(prompt, plan.tokens, Sampling(plan.temperature), pair.stop, seed=plan.seed + seed)
+            decoder.generate(prompt, plan.tokens, Temperature(plan.temperature), pair.stop, seed=plan.seed + seed)
             bar.update(len(watching.found) - bar.n)
             if len(watching.found) >= plan.roots:
                 break

@@ -22,9 +22,9 @@ from opt_tree.methods.drafters.tables.lookup import Lookup
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.methods.drafters.tables.recycling import TokenRecycling
 from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import Sampling
 from opt_tree.tools.presets import PRESETS
 
 

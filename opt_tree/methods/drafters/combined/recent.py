@@ -12,7 +12,7 @@ from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.methods.drafters.registry import DrafterOptions, load_drafter, register
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, refused
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.target import Output, shared
 
 FIRST = 4
@@ -46,7 +46,7 @@ class Recent(DrafterAround):
     def keeps(self, prompt: list[int]) -> int:
         return len(prompt) if self.drafter.keeps(prompt) == len(prompt) else 0
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         text, new = self._shown(prompt), not kept or len(prompt) < self._skipped + self.most
         if new or len(text) - shared(self._text, text) > self.most:
             self._skipped = max(0, len(prompt) - self.most)

@@ -32,7 +32,7 @@ from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.positions import positions_of
 from opt_tree.models.quantised_layers import rows_of
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 from opt_tree.tree import send
@@ -113,7 +113,7 @@ class BlockDrafter(OnePass):
         """Return what the block reads of the target's features."""
         return torch.cat([features[layer].to(self.model.device, self.model.dtype) for layer in self.block.layers], -1)
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         Drafter.begin(self, prompt, kept, prefill, sampling)  # the last feature alone is read by others
         self._begin(prefill)
 

@@ -26,7 +26,7 @@ from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.quantised_layers import follow, home_of, rows_of
 from opt_tree.models.tensor_parallel import replicated, whole
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output, shared
 from opt_tree.tree import send
@@ -104,7 +104,7 @@ class EagleDrafter(OfModel):
         found = output(head.read(estimates)).argmax(-1)  # no scaling changes which is the largest
         return found if self.tokens is None else self.tokens[found]
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         super().begin(prompt, kept, prefill, sampling)
         self._context = prompt
         if kept:

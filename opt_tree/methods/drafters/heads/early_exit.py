@@ -28,7 +28,7 @@ from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.quantised_layers import follow, plain_copy
 from opt_tree.models.split_target import SplitTarget, check_cut
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output, Work, shared
 
@@ -127,7 +127,7 @@ class EarlyExit(Drafter):
         self._context: list[int] = []
         """The text under way, which the loop goes on writing."""
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         super().begin(prompt, kept, prefill, sampling)
         self._asked, self._context = False, prompt
         nothing = torch.zeros(0, self.lm.hidden, dtype=self.lm.dtype, device=self.lm.device)

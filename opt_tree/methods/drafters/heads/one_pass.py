@@ -27,7 +27,7 @@ from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.quantised_layers import home_of
 from opt_tree.models.tensor_parallel import check_whole
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Output, Work
 from opt_tree.tree import send
@@ -67,7 +67,7 @@ class OnePass(Drafter):
         """
         raise NotImplementedError(f"{type(self).__name__} says nothing of the depths")
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         super().begin(prompt, kept, prefill, sampling)
         # A one-token prompt has no earlier feature: its heads read zeros.
         self.feature = torch.zeros_like(self.feature) if prefill is None else prefill.features[LAST][-1:].clone()

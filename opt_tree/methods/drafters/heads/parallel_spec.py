@@ -27,7 +27,7 @@ from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, refused
 from opt_tree.models.quantised_layers import home_of
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output, Work, causal
 
@@ -110,7 +110,7 @@ class ParallelSpecDrafter(SeveralForwards, OnePass):
     def keeps(self, prompt: list[int]) -> int:
         return self.eagle.keeps(prompt)
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         super().begin(prompt, kept, prefill, sampling)
         self.eagle.begin(prompt, kept, prefill, sampling)
 
@@ -159,7 +159,7 @@ class PEagleDrafter(ParallelSpecDrafter):
         found = super().scores(output)
         return found if self._order is None else found[:, self._order]
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         Drafter.begin(self, prompt, kept, prefill, sampling)
         self.eagle.begin(prompt, kept, prefill, sampling)
 

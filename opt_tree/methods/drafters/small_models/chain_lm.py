@@ -9,7 +9,7 @@ from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.drafter import Drafter
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output
 
@@ -31,7 +31,7 @@ class ChainLMDrafter(Drafter):
     def keeps(self, prompt: list[int]) -> int:
         return len(prompt)  # its own model takes in the whole of it
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         super().begin(prompt, kept, prefill, sampling)
         self.lm.reset()
 

@@ -16,7 +16,7 @@ from opt_tree.methods.drafters.small_models.common_tokens import CommonTokens
 from opt_tree.methods.drafters.small_models.trimmed import cut_output
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output
 
@@ -62,7 +62,7 @@ class OtherVocabulary(CausalLMDrafter):
     def room(self, length: int) -> int:
         return self.max_context - max(length, len(self._ids))
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         OfModel.begin(self, prompt, kept, prefill, sampling)
         self._ids, self._length = [], 0
         self._go_on(prompt)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from opt_tree.methods.drafters.registry import DrafterOptions, register
 from opt_tree.methods.drafters.tables.lookup import Lookup, Tail
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 
@@ -127,7 +127,7 @@ class Interpolated(Lookup):
     def rows(self, tail: Tail) -> Sequence[RunFollowers]:
         """What followed the last 1, 2, ... tokens of a tail elsewhere; () for nothing at all."""
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         super().begin(prompt, kept, prefill, sampling)
         self._count(prompt)
 

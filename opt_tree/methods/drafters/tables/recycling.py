@@ -14,7 +14,7 @@ from torch import Tensor
 from opt_tree.methods.drafters.registry import DrafterOptions, register
 from opt_tree.methods.drafters.tables.lookup import Lookup, Tail
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 from opt_tree.tree import fetch, on_host
@@ -61,7 +61,7 @@ class TokenRecycling(Lookup):
     def keeps(self, prompt: list[int]) -> int:
         return len(prompt)
 
-    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
         """Learn from what is new; what the turns before have taught stays, also where `keep` is off."""
         super().begin(prompt, kept, prefill, sampling)
         if not self.keep and not kept:

@@ -2,7 +2,7 @@
 
 import torch
 
-from opt_tree.processors import History
+from opt_tree.methods.processors import History
 
 CPU = torch.device("cpu")
 

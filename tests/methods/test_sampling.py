@@ -1,4 +1,4 @@
-"""`Sampling` against the processors that transformers would build, and `TopK` by definition."""
+"""`Sampling` against the processors that transformers would build."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from table_models import TableDrafter, TableTarget, hashed_laws
 from torch import Tensor
 from transformers import (
@@ -20,9 +18,8 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
-from opt_tree import Decoder, OptTree, Sampling, Static, TopK, Tree
-from opt_tree import processors as processors_module
-from opt_tree.answers import LogProbs
+from opt_tree import Decoder, OptTree, Sampling, Static, Tree
+from opt_tree.methods import processors as processors_module
 from opt_tree.sampling import LazyLogits, whole
 
 VOCAB = 12
@@ -207,40 +204,6 @@ def test_a_penalty_gives_the_same_text_with_and_without_a_tree(policy: OptTree |
     assert with_tree.tokens == plain.tokens
     assert len({0, *plain.tokens}) == 11  # no token twice
     assert len(with_tree.steps) < len(plain.steps) or temperature
-
-
-# ---- children
-
-
-@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 12), st.sampled_from([None, 2, 3]), st.booleans())
-def test_top_k_keeps_the_best_above_the_floor(seed, width, total, cells, first):
-    """`total`: the best of all rows together, those at or below the floor optional; never one of probability 0."""
-    rng = np.random.default_rng(seed)
-    with np.errstate(divide="ignore"):
-        laws = np.log(np.stack([hashed_laws(seed, 4, cells)((row,)) for row in range(width)]))
-    above = np.log(rng.random(width))
-    floor = -np.inf if first else float(np.log(rng.random()))
-    picked = TopK(total=total).pick(LogProbs(torch.from_numpy(laws)), above, floor)
-    values, tokens, rows = picked.path_log_probs, picked.tokens, picked.rows
-    everything = laws + above[:, None]
-    assert values.tolist() == everything[rows, tokens].tolist()
-    assert len({*zip(rows.tolist(), tokens.tolist(), strict=True)}) == len(values) <= total
-    assert (values > -np.inf).all()
-    wanted = sorted((v for v in everything.flatten().tolist() if v > floor), reverse=True)[:total]
-    got = sorted((v for v in values.tolist() if v > floor), reverse=True)
-    assert got == pytest.approx(wanted, abs=1e-12)
-
-
-@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 6))
-def test_top_k_per_node_ranks_every_row(seed: int, width: int, per_node: int) -> None:
-    laws = torch.from_numpy(np.stack([hashed_laws(seed, 5)((row,)) for row in range(width)])).log()
-    above = -torch.arange(width, dtype=torch.float64)
-    picked = TopK(per_node=per_node).pick(LogProbs(laws), above.numpy(), -np.inf)
-    values, tokens, rows = picked.path_log_probs, picked.tokens, picked.rows
-    keep = min(per_node, 5)
-    assert rows.tolist() == [row for row in range(width) for _ in range(keep)]
-    assert tokens.reshape(width, keep).tolist() == laws.argsort(-1, descending=True)[:, :keep].tolist()
-    assert values.tolist() == (laws[rows, tokens] + above[rows]).tolist()
 
 
 # ---- rows one by one
