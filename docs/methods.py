@@ -11,6 +11,7 @@ from opt_tree.methods.drafters.registry import KINDS
 from opt_tree.methods.policies.registry import POLICIES, make_policy, parameters, takes
 from opt_tree.methods.registry import Method
 from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.methods.verifiers.rules import all_but_chains
 from opt_tree.tools.presets import PRESETS
 
 DOCS = Path(__file__).parent
@@ -129,7 +130,7 @@ def children_of(method: Method) -> str:
 def judged(method: Method) -> str:
     """What a verifier may judge."""
     found = ", ".join(CHILDREN[kind.__name__] for kind in method.make.valid_for) or "any kind"
-    return found + (", in chains" if method.make.chains_only else "")
+    return found + (", in chains" if method.make.refuses is all_but_chains else "")
 
 
 READ = {

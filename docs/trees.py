@@ -78,7 +78,7 @@ def verifiers() -> list[Drawn]:
         for name, method in VERIFIERS.items():
             rule, kind = method.make, type(policy.children)
             exact = not rule.valid_for or kind in rule.valid_for
-            if exact and not (rule.chains_only or rule.lossy or rule.greedy_only):
+            if exact and not (rule.refuses(policy.children) or rule.lossy or rule.greedy_only):
                 tree, kept = mean_kept(policy, rule)
                 found.append(Drawn(name, f"{said}, {sum(kept):.2f} tokens a step", tree, kept))
     return found

@@ -16,11 +16,12 @@ from opt_tree.methods.children.iid import IID
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import in_rounds
 from opt_tree.methods.verifiers.naive_tree import first_child
+from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import walk_down
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verify import Probs, Verdict, valid_for
+from opt_tree.verify import Verdict, valid_for
 
 
 def either(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -28,7 +29,8 @@ def either(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) ->
     return (first_child(target, draft, tokens) + in_rounds(target, draft, tokens)) / 2
 
 
-@valid_for(IID, branching=either)
+@valid_for(IID)
+@computes(branching=either)
 def coin(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Walk down from the root; at each node emit a token by `either`, and go on while a child carries it."""
     return walk_down(tree, logits, random, either)

@@ -45,7 +45,7 @@ from evaluation.command_line import Value, table
 from evaluation.run.models import Material, gather, load
 from evaluation.timing import environment, schedule
 from opt_tree import Decoder, OptTree, Pair
-from opt_tree.drafter import described
+from opt_tree.methods.drafters.around import described
 from opt_tree.tools.presets import plain
 
 NODES, THRESHOLD = (5, 12, 60), 0.2

@@ -40,14 +40,15 @@ from evaluation.answers.metrics import between, estimate
 from evaluation.command_line import Value, table
 from evaluation.run.models import Material, gather
 from opt_tree import Decoder, Random, Sampling, Tree, Verdict
-from opt_tree.drafter import described
 from opt_tree.methods.children.iid import IID
+from opt_tree.methods.drafters.around import described
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.importance_weighted import Duel
 from opt_tree.methods.verifiers.multi_round_rejection import in_rounds
+from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import walk_down
 from opt_tree.sampling import Logits
-from opt_tree.verify import Probs, valid_for
+from opt_tree.verify import valid_for
 
 CONTESTED = (5, 10, 20, 40)
 """Tokens that the linear programme settles. Beyond 200 it takes minutes a node."""
@@ -69,7 +70,8 @@ def met(given: Material, options: Options) -> list[Met]:
         laws.append(Met(target.copy(), draft.copy(), number))
         return in_rounds(target, draft, tokens)
 
-    @valid_for(IID, branching=rule)
+    @valid_for(IID)
+    @computes(branching=rule)
     def watched(tree: Tree, logits: Logits, random: Random) -> Verdict:
         return walk_down(tree, logits, random, rule)
 

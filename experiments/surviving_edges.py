@@ -48,9 +48,9 @@ from evaluation.run.models import Material, gather
 from opt_tree import OptTree
 from opt_tree.answers import LogProbs
 from opt_tree.drafter import Asked as AskedDrafter
-from opt_tree.drafter import Drafter, described
+from opt_tree.drafter import Drafter
 from opt_tree.generation import Generation
-from opt_tree.methods.drafters.around import DrafterAround
+from opt_tree.methods.drafters.around import DrafterAround, described
 from opt_tree.pool import Frontier
 from opt_tree.tools.along import along
 from opt_tree.tools.stored_text import StoredText, written

@@ -35,7 +35,7 @@ from evaluation.command_line import Value, machine_of, table
 from evaluation.run.models import Material, gather
 from evaluation.timing import environment
 from opt_tree import Decoder, OptTree
-from opt_tree.drafter import described
+from opt_tree.methods.drafters.around import described
 
 
 @dataclass(frozen=True)

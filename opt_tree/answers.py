@@ -1,7 +1,4 @@
-"""What a drafter answers: which tokens may follow these nodes, and how likely.
-
-Owns normalisation. Knows nothing of models and of who asked.
-"""
+"""What a drafter answers: which tokens may follow these nodes, and how likely. Owns normalisation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,18 +13,14 @@ from opt_tree.tree import on_host
 
 @dataclass(frozen=True, eq=False)
 class LogProbs:
-    """Normalised log-probabilities of the next token, a row for each node that was asked about.
-
-    Valid until the drafter is asked again.
-    """
+    """Normalised log-probabilities of the next token, a row a node; valid until the drafter is asked again."""
 
     values: Float[Tensor, "nodes columns"]
     """-inf: impossible. A row of -inf says that nothing is known there: the node has no children."""
     tokens: Int[Tensor, " columns"] | Int[Tensor, "nodes columns"] | None = None
     """The target's tokens of the columns; None: a column for each token of the vocabulary. One list for all nodes, in
     rising order and on the host, is a draft vocabulary: whole distributions. A list for each node names a few of its
-    tokens: their mass may be below 1, what is missing belongs to tokens that are not named, and nobody renormalises
-    it."""
+    tokens: what their mass is below 1 belongs to tokens that are not named."""
     whole: "Callable[[], LogProbs] | None" = None
     """Where a few tokens of each node are named that a model picked: the distributions that they were picked from."""
 
@@ -42,11 +35,6 @@ class LogProbs:
         return cls(log_probs_of(scores), tokens)
 
     @property
-    def names_few(self) -> bool:
-        """Whether a few tokens of each node are named, and no whole distribution."""
-        return self.tokens is not None and self.tokens.ndim == 2
-
-    @property
     def unpicked(self) -> "LogProbs":
         """The same before a model picked a few tokens of each node, for whoever changes the mass of others, too."""
         return self if self.whole is None else self.whole()
@@ -56,17 +44,14 @@ class LogProbs:
 
         Raises TypeError where only a few tokens are named.
         """
-        if self.whole is not None:
-            return self.whole().over_vocabulary()
-        if self.tokens is None:
-            return self.values
-        if self.names_few:
+        whole = self.unpicked
+        values, tokens = whole.values, whole.tokens
+        if tokens is None:
+            return values
+        if tokens.ndim == 2:
             raise TypeError("children are drawn from a whole distribution; this drafter names a few tokens only")
-        wide = self.values.new_full((len(self.values), int(self.tokens[-1]) + 1), -torch.inf)
-        return wide.index_copy_(1, self.tokens.to(wide.device), self.values)
-
-
-# From scores to probabilities: the one way, so that two rounds of rounding never make two distributions.
+        wide = values.new_full((len(values), int(tokens[-1]) + 1), -torch.inf)
+        return wide.index_copy_(1, tokens.to(wide.device), values)
 
 
 def log_probs_of(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
@@ -75,18 +60,10 @@ def log_probs_of(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows voc
     A row of -inf says that nothing is known there, and stays as it is.
     """
     log_probs = scores.log_softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    return _nothing_known(scores, log_probs, -torch.inf)
+    return nothing_known(scores, log_probs, -torch.inf)
 
 
-def probs_of(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-    """Return the probabilities that scores or log-probabilities stand for, in float64; zeros for a row of -inf.
-
-    Children are drawn from them, and verifiers are told them: both sides have the same numbers.
-    """
-    return _nothing_known(scores, scores.softmax(-1, dtype=torch.float64), 0.0)
-
-
-def _nothing_known(scores: Tensor, normalised: Tensor, value: float) -> Tensor:
+def nothing_known(scores: Tensor, normalised: Tensor, value: float) -> Tensor:
     """Put a value in rows whose scores are -inf throughout. Other NaNs are a fault of whoever scored: they stay."""
     # Normalising such a row divides nothing by nothing. One column tells whether there is one: its NaN is everywhere.
     if on_host(scores) and not normalised[..., 0].isnan().any():

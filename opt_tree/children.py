@@ -1,7 +1,4 @@
-"""Children: how siblings are picked from what a drafter said. `TopK`, the most probable tokens, is deterministic.
-
-Knows nothing of policies and of verification; a verifier is valid for some kinds only.
-"""
+"""Children: how siblings are picked from what a drafter said. `TopK`, the most probable tokens, is deterministic."""
 
 from dataclasses import dataclass
 from numbers import Integral
@@ -24,21 +21,15 @@ class Children(Protocol):
     """How siblings are picked from what the drafter says. A type, because a verifier is valid for some kinds only."""
 
     def pool(self, root: int, sampling: Any, random: Any) -> Any:
-        """Return the `CandidatePool` of a step whose children are picked so.
-
-        `root`: the token. `sampling`, `random`: what children are drawn with, where they are drawn.
-        """
-        ...
+        """Return the `CandidatePool` of a step below the token `root`; the others are what children are drawn with."""
 
     @property
     def sampled(self) -> bool:
         """Whether tokens are drawn; verifiers are then shown the distributions they were drawn from."""
-        ...
 
     @property
     def budget(self) -> int | None:
         """How many candidates of the whole pool can matter; None: all of them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,7 @@ class TopK:
     def _read_once(
         self, log_probs: Float[Tensor, "nodes columns"], above: Float[np.ndarray, " nodes"], floor: float
     ) -> Picked:
-        """Pick on the device of the layer. What is read back has one size, whatever is in it: the host waits once."""
+        """Pick where the layer lies. What is read back has one size, whatever is in it: the host waits once."""
         parents = send(above, log_probs.device, log_probs.dtype)[:, None]
         nodes, columns = log_probs.shape
         if self.per_node is not None:  # of each node the greatest first
@@ -113,10 +104,8 @@ _NOTHING = Picked(np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np
 def _survivors(
     log_probs: Float[np.ndarray, "nodes columns"], above: Float[np.ndarray, " nodes"], floor: float, total: int
 ) -> Picked:
-    """Return the `total` best children above the floor.
-
-    In few operations of numpy: between two forwards each is paid for in cold caches, several times what it costs alone.
-    """
+    """Return the `total` best children above the floor."""
+    # In few operations of numpy: between two forwards each meets cold caches, at several times its cost.
     paths = log_probs + above.astype(log_probs.dtype)[:, None]
     if floor == -np.inf:
         floor = max(_below_best(paths, total), _LEAST)
@@ -131,10 +120,8 @@ def _survivors(
 
 
 def _below_best(values: Float[np.ndarray, "rows columns"], total: int) -> float:
-    """Return a number that at least `total` of the values exceed, or -inf. Far cheaper than finding the `total` best.
-
-    Dealt into groups, the values have a maximum a group; the `total`-th greatest of those is reached by as many.
-    """
+    """Return a number that at least `total` of the values exceed, or -inf; cheaper than finding these."""
+    # Dealt into groups, the values have a maximum a group; the `total`-th greatest of those is reached by as many.
     groups = max(4 * total, 256)
     flat = values.ravel()
     dealt = len(flat) // groups

@@ -22,7 +22,7 @@ from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
 from opt_tree.sampling import Temperature
 from opt_tree.step import Step
-from opt_tree.stop import Stop, StopRule, ends_of, rule_for
+from opt_tree.stop import StopRule, StopTokens, ends_of, rule_for
 from opt_tree.target import Target, lock_of
 from opt_tree.verify import Verifier, check_temperature, greedy, match
 
@@ -84,7 +84,7 @@ class Decoder:
         prompt: Sequence[int] | Tensor,
         max_new_tokens: int = 128,
         sampling: Temperature = Temperature(),
-        stop: StopRule | None = Stop(),
+        stop: StopRule | None = StopTokens(),
         streamer: Any = None,
         seed: int = 0,
         reuse: bool = False,
@@ -134,7 +134,7 @@ class Decoder:
         prompt: Sequence[int] | Tensor,
         max_new_tokens: int = 128,
         sampling: Temperature = Temperature(),
-        stop: StopRule | None = Stop(),
+        stop: StopRule | None = StopTokens(),
         streamer: Any = None,
         seed: int = 0,
         reuse: bool = False,
@@ -189,7 +189,7 @@ class Decoder:
         sampling: Temperature = Temperature(),
         random: Random | None = None,
         reuse: bool = False,
-        stop: StopRule | None = Stop(),
+        stop: StopRule | None = StopTokens(),
     ) -> Iterator[Step]:
         """Decode after `prompt`, a step at a time, until `max_new_tokens`, a stop rule or the end of the context.
 

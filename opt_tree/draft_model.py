@@ -47,10 +47,7 @@ class OfModel(Drafter):
         return self.answer(output)
 
     def answer(self, output: Output) -> LogProbs:
-        """Return what a forward says of the tokens that are drafted.
-
-        Tokens that only the target knows are never proposed, nor columns that the target has not.
-        """
+        """Return what a forward says of the tokens that are drafted."""
         if output.best is None or self.lm.drafted is not self.drafted:  # the model is another drafter's by now
             return self._whole_of(output.logits)
         bits, tokens = output.best
@@ -74,9 +71,8 @@ class OfModel(Drafter):
 class CausalLMDrafter(OfModel):
     """Drafts with a small causal LM. Accepted rows of its cache are kept: same tokens, positions and ancestors.
 
-    `vocab` is the target's number of logits. Vocabularies padded to different sizes are reconciled: columns that the
-    target lacks are cut before the softmax, tokens that the drafter lacks are never proposed (and read as token 0
-    should the target ever emit one). Whether the tokenizers agree is for whoever loads the pair to check.
+    `vocab` is the target's number of logits. Columns that the target lacks are cut before the softmax; tokens that the
+    drafter lacks are never proposed, and read as token 0. Whoever loads the pair checks that the tokenizers agree.
     """
 
     def __init__(self, lm: Model, vocab: int | None = None) -> None:

@@ -1,8 +1,6 @@
-"""What a drafter answers: which tokens may follow these nodes, and how likely?
+"""Who drafts: asked which tokens may follow these nodes, it answers at once, or asks for a forward and reads it.
 
-A drafter runs no model itself. It asks for a forward (`Forward`: which rows of which model), and reads what came of it;
-whoever drives the loop computes it, alone or together with those of other texts. What it knows at no forward it answers
-at once (`LogProbs`).
+A drafter runs no model itself: whoever drives the loop computes the forward, alone or with those of other texts.
 """
 
 from abc import ABC, abstractmethod
@@ -21,10 +19,10 @@ Asked = Forward | LogProbs
 
 
 class Drafter(ABC):
-    """Proposes continuations. Knows nothing of budgets, of verification and of who computes its forwards.
+    """Proposes continuations. Knows nothing of budgets and of verification.
 
-    Per text: `begin`, then per step `root`, any number of `expand`, and `accept`. Each forward that is asked for is
-    computed, and `read` is given what came of it. A step without drafting calls `accept` alone.
+    Per text: `begin`, then per step `root`, any number of `expand`, and `accept`; a step without drafting calls
+    `accept` alone. Each forward that is asked for is computed, and `read` is given what came of it.
     """
 
     features: tuple[int, ...] = ()
@@ -32,8 +30,7 @@ class Drafter(ABC):
     reads_logits: bool = False
     """Whether it reads the target's logits of every row. The prefill then has those of all prompt tokens."""
     names_few: bool = False
-    """Whether it names a few tokens of each node (see `LogProbs.tokens`). Deterministic children only: what is drawn
-    needs the whole distribution."""
+    """Whether it names a few tokens of each node (see `LogProbs.tokens`): no children can be drawn from these."""
     learns: bool = False
     """Whether it keeps what a text has taught it for the next one, until `clear`."""
     max_context: int = 1 << 30
@@ -61,10 +58,7 @@ class Drafter(ABC):
         return self.max_context - length
 
     def keeps(self, prompt: list[int]) -> int:
-        """How many of the first tokens of `prompt` the target need not run for it: of these it knows all it reads.
-
-        0, the default: it begins every text anew, and so does the target. As many as there are: it reads nothing.
-        """
+        """How many of the first tokens of `prompt` the target need not run for it: of these it knows all it reads."""
         return 0
 
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Temperature) -> None:
@@ -72,13 +66,12 @@ class Drafter(ABC):
 
         `kept`: how many of its first tokens the target kept, at most what `keeps` said; above 0, `prefill` is there.
         `prefill`: the target's answer to `prompt[kept:-1]`; None where that is empty, for a prompt of one token.
-        `sampling`: how the target is decoded. Scores are calibrated for greedy targets only: above temperature 0 the
-        target draws from a distribution of its own.
+        `sampling`: how the target is decoded; scores are calibrated for greedy targets only.
         """
         self.scale = 1 / self.temperature if sampling.greedy else 1.0
 
     def clear(self) -> None:  # noqa: B027 - most have nothing to forget
-        """Forget what other texts have taught. As it stands, nothing is learnt beyond a text."""
+        """Forget what other texts have taught."""
 
     @abstractmethod
     def root(self, context: list[int]) -> Asked:
@@ -102,11 +95,9 @@ class Drafter(ABC):
     def calibrated(self, temperature: float) -> Self:
         """Let it say how likely a token is what a greedy target chooses; return the drafter itself.
 
-        Its scores are divided by `temperature` where the target is greedy. There the right score of a token is the
-        probability that it is the target's argmax, not the drafter's q: E(A) computed from q can be far below the A
-        that follows. One temperature, fitted by maximum likelihood of the target's own choices, mends most of that.
-        1: not calibrated. Raises TypeError for a drafter that names a few tokens only, and ValueError for a
-        temperature that is not positive.
+        Its scores are divided by `temperature` where the target is greedy: there the right score of a token is the
+        probability that it is the target's argmax. 1: not calibrated. Raises TypeError for a drafter that names a few
+        tokens only, and ValueError for a temperature that is not positive.
         """
         require(Real, temperature=temperature)
         if not temperature > 0:
@@ -134,9 +125,3 @@ class Drafter(ABC):
     def settings(self) -> dict[str, Any]:
         """What of it decides the answers, for the header of an answer file."""
         return {}
-
-
-def described(drafter: Drafter) -> str:
-    """What drafts, and how it is calibrated, for a reader of a table."""
-    what = drafter.describe()
-    return what if drafter.temperature == 1 else f"{what}, sharpened by temperature {drafter.temperature:.2f}"

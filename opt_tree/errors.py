@@ -1,7 +1,6 @@
 """Errors in one line: of an argument's type, of a model that cannot decode a tree, of another library."""
 
 from collections.abc import Collection, Iterable, Sequence
-from difflib import get_close_matches
 from numbers import Integral, Real
 from os import PathLike
 from types import NoneType
@@ -28,13 +27,6 @@ def require(kinds: type | tuple[type, ...], **given: Any) -> None:
         if not isinstance(value, kinds):
             wanted = " or ".join(_WORDS.get(kind, f"of type {kind.__name__}") for kind in kinds)
             raise TypeError(f"{name} must be {wanted}, got {value!r:.80}")
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a mistyped one is likely to stand for, whatever its case; None: it is near none."""
-    by_lower = {one.lower(): one for one in known}
-    found = get_close_matches(word.lower(), by_lower, 1, 0.75)
-    return by_lower[found[0]] if found else None
 
 
 class UnsupportedModelError(ValueError):

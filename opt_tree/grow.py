@@ -5,7 +5,7 @@ from collections.abc import Generator
 from typing import TypeVar
 
 from opt_tree.answers import LogProbs
-from opt_tree.drafter import Asked, Drafter, described
+from opt_tree.drafter import Asked, Drafter
 from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
 from opt_tree.sampling import Temperature
@@ -84,7 +84,7 @@ def warn_of_end(target: Target, drafter: Drafter, length: int) -> None:
     drafter.bare.ended = True
     rest = "the table drafts alone" if drafter.room(length) > 0 else "nothing is drafted"
     warnings.warn(
-        f"{described(drafter)} has positions for {drafter.max_context} tokens of context "
+        f"{drafter.describe()} has positions for {drafter.max_context} tokens of context "
         f"(max_position_embeddings), {target.name} for {target.max_context}: behind the former {rest}",
         stacklevel=2,
     )

@@ -33,13 +33,11 @@ class OptTree(TreePolicy):
     """The paper's n: drafted nodes sent to the target, root excluded."""
     threshold: float = 0.5
     """The paper's delta: drafting stops when the newest layer raised E(A) by no more than this. 0.5 is the value of the
-    published commands. Where the drafter's probabilities are calibrated, 0.2 loses nothing and 0.5 a few per cent. The
-    E(A) of a small bare drafter is too small: it wants 0 to 0.05, and loses 17 to 28 % of its tokens at 0.5
-    (results/thresholds.md). The paper takes a value between the time of a draft step, in decoding steps, and 1; for
-    Llama-2-7B 0.2 was fastest with a model of 68M parameters, 0.8 with an EAGLE head (section 4.4)."""
+    published commands. Of a calibrated drafter 0.2 loses nothing and 0.5 a few per cent; a small bare one wants 0 to
+    0.05, and loses 17 to 28 % of its tokens at 0.5 (results/thresholds.md). The paper takes a value between the time of
+    a draft step, in decoding steps, and 1 (section 4.4)."""
     max_depth: int = 10
-    """Layers drafted at most, the published commands' number (the paper's is n); unlike in the published code, all of
-    them can be in the tree."""
+    """Layers drafted at most, the published commands' number (the paper's is n). All of them can be in the tree."""
 
     def __post_init__(self) -> None:
         require(Real, nodes=self.nodes, threshold=self.threshold, max_depth=self.max_depth)

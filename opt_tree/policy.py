@@ -1,7 +1,4 @@
-"""What a tree policy answers: which candidates to draft below next, and which go to the target.
-
-Also what a controller is: a policy that chooses another one before each step.
-"""
+"""What a tree policy answers: which candidates to draft below next, and which go to the target."""
 
 from functools import cached_property
 from numbers import Real
@@ -24,10 +21,7 @@ MOST_NODES = 4096
 
 
 def check_sizes(least: int = 1, /, **sizes: float) -> None:
-    """Raise TypeError or ValueError unless all are numbers from `least` to `MOST_NODES`.
-
-    A tree of so many nodes has no more layers, and no node in it more children.
-    """
+    """Raise TypeError or ValueError unless all are numbers from `least` to `MOST_NODES`: nodes, layers, children."""
     require(Real, **sizes)
     for name, size in sizes.items():
         if not size >= least:
@@ -39,12 +33,9 @@ def check_sizes(least: int = 1, /, **sizes: float) -> None:
 class TreePolicy:
     """Grows a tree from what is in the pool: a frozen dataclass with `children`, `max_depth`, `expand` and `select`.
 
-    A controller is a policy that chooses another one for each step: it sets `policies` and has a `choose`, and may have
-    `begin` and `observe`, to learn from prompts and steps. It sees the past only. Nothing has been drawn for the step
-    when it chooses, so that whatever it does the output stays exact. Each text that is decoded beside others has a copy
-    of it.
-
-    Per prompt `begin` is called, then per step `choose` and `observe`.
+    A controller is a policy that chooses another one for each step: it sets `policies` and has a `choose`, and may
+    learn in `begin`, called per prompt, and in `observe`, called per step behind `choose`. Nothing has been drawn for
+    the step when it chooses: whatever it does, the output stays exact. Each text decoded beside others has a copy.
     """
 
     if TYPE_CHECKING:  # declared and not made: a subclass has them as fields, too, which a property here would forbid
@@ -68,10 +59,7 @@ class TreePolicy:
         return (self,)
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        """Return the rows of the newest layer whose children are drafted next, or None to stop.
-
-        Asked after every layer; the children are the next one.
-        """
+        """Return the rows of the newest layer whose children, the next layer, are drafted; or None to stop."""
         raise NotImplementedError(f"{type(self).__name__} grows no tree")
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
@@ -79,22 +67,20 @@ class TreePolicy:
         raise NotImplementedError(f"{type(self).__name__} grows no tree")
 
     def begin(self, prompt: list[int], prefill: "Output | None") -> None:
-        """Begin a new prompt. `prefill` is the target's of `prompt[:-1]`, None for a prompt of one token.
+        """Begin a new prompt. `prefill`: the target's of `prompt[:-1]`, None where that is empty.
 
-        Of a text that goes on from its cache (`reuse=True`) it has the tokens that are new, the last one among them.
-        What was learned may stay; by default nothing happens.
+        Of a text that goes on from its cache (`reuse=True`): the target's of its new tokens, the last one among them.
         """
 
     def choose(self, context: list[int], root: LogProbs | None) -> "TreePolicy":
         """Return one of `policies` for the step that continues `context`; by default itself.
 
-        `root`: the drafter's scores of the token after the context where `reads_root`, else None. None also where there
-        is no room to draft.
+        `root`: the drafter's scores of the token after the context where `reads_root` and there is room to draft.
         """
         return self
 
     def observe(self, step: Step, outcome: Outcome) -> None:
-        """Learn from a step: what it cost, what survived. By default nothing happens."""
+        """Learn from a step: what it cost, what survived."""
 
 
 def check_grows(policy: object) -> None:
@@ -106,9 +92,3 @@ def check_grows(policy: object) -> None:
     for part in ("children", "max_depth"):
         if not hasattr(policy, part):
             raise TypeError(f"{type(policy).__name__} grows no tree: it has no {part}")
-
-
-def chooses(made: object) -> bool:
-    """Whether it is a controller, or a class of them: a policy with a `choose` of its own."""
-    kind = made if isinstance(made, type) else type(made)
-    return issubclass(kind, TreePolicy) and kind.choose is not TreePolicy.choose

@@ -1,7 +1,6 @@
 """Everything drafted in one step: candidates, which of them were expanded, and the tree made of the chosen ones.
 
-Owns the integers of the draft phase, on the host as numpy arrays: ranking a layer costs microseconds there, and the one
-read-back a layer is needed anyway. Knows nothing of models; policies read it and never write it.
+On the host, as numpy arrays: ranking a layer costs microseconds there. Policies read the pool and never write it.
 """
 
 import math
@@ -15,7 +14,7 @@ from opt_tree.tree import Tree
 
 
 class Frontier(NamedTuple):
-    """The nodes handed to the drafter for expansion, in the words of the drafter's cache.
+    """The nodes handed to the drafter for expansion.
 
     Draft row 0 is the root, which is part of the drafter's context; draft row k >= 1 is the k-th node ever expanded in
     this step, and column k - 1 of `visible`.
@@ -30,19 +29,13 @@ class Frontier(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """The children of one layer; where they are sampled, grouped by frontier row and, below one, as they were drawn."""
+    """The children of one layer."""
 
     path_log_probs: Float[np.ndarray, " children"]
     """Log-probabilities of the paths from the root."""
     tokens: Int[np.ndarray, " children"]
     rows: Int[np.ndarray, " children"]
     """Rows of the frontier that they are children of."""
-    reach: Float[np.ndarray, " children"] | None = None
-    """Log of the estimated probability that verification gets to a child, *as known before its token was drawn*.
-
-    Nodes may be ranked by this and kept or dropped accordingly; dropping them by their own probability would be a
-    hidden rejection. None for deterministic children, where it is `path_log_probs`.
-    """
 
 
 def _shown(row: int) -> property:
@@ -57,8 +50,8 @@ _ITSELF = np.eye(64, k=-1, dtype=bool)
 class CandidatePool:
     """Candidates in the order they were drafted: row 0 is the root, then layer after layer.
 
-    Invariant: a parent is stored before its children and its reach is at least theirs. Any selection of the n best by a
-    stable sort is therefore closed under parents, ties and zero probabilities included.
+    Invariant: a parent is stored before its children and its reach is at least theirs, so that the n best by a stable
+    sort are closed under parents, ties and zero probabilities included.
     """
 
     def __init__(self, root: int, children: Any) -> None:
@@ -85,11 +78,6 @@ class CandidatePool:
         """Keep candidates here from now on: four rows of integers, and one whose bits are path log-probabilities."""
         self._storage, self._paths = storage, storage[4].view(np.float64)
 
-    def _reserve(self, size: int) -> None:
-        """Make room for so many candidates. By doubling: to append to an array copies all of it."""
-        while size > self._storage.shape[1]:
-            self._keep_in(np.concatenate([self._storage, np.empty_like(self._storage)], axis=1))
-
     tokens, parents, depths, draft_rows = map(_shown, range(4))
 
     @property
@@ -108,10 +96,7 @@ class CandidatePool:
         return np.arange(self.layer, self.size)
 
     def add(self, answer: LogProbs) -> None:
-        """Store the children of the nodes last handed out by `frontier` (at first: of the root). One read-back.
-
-        `answer`: what the drafter says of the next token behind each of those nodes.
-        """
+        """Store the children of the nodes last handed out by `frontier`, at first of the root. One read-back."""
         self._store(self.children.pick(answer, self._above, self.floor))
 
     def _store(self, picked: Picked) -> None:
@@ -119,8 +104,9 @@ class CandidatePool:
         self._order = None
         self.layer = self.size
         self.depth += 1
-        self._reserve(self.layer + len(picked.tokens))
         self.size = self.layer + len(picked.tokens)
+        while self.size > self._storage.shape[1]:  # by doubling: to append to an array copies all of it
+            self._keep_in(np.concatenate([self._storage, np.empty_like(self._storage)], axis=1))
         self.tokens[self.layer :] = picked.tokens
         self.parents[self.layer :] = self._frontier.take(picked.rows)
         self.depths[self.layer :] = self.depth
@@ -184,5 +170,4 @@ class CandidatePool:
             orphan = rows[1:][orphans][0]
             raise ValueError(f"candidate {orphan} was selected without its parent {self.parents[orphan]}")
         parents[0] = -1
-        log_probs, draft_rows = self.path_log_probs.take(rows), self.draft_rows.take(rows)
-        return Tree(self.tokens.take(rows), parents, log_probs, draft_rows)
+        return Tree(self.tokens.take(rows), parents, self.path_log_probs.take(rows), self.draft_rows.take(rows))

@@ -26,7 +26,6 @@ from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
 from opt_tree.step import Outcome, Step
-from opt_tree.stop import Stop
 from opt_tree.target import Output, Target
 from opt_tree.tools.advising import advise
 from opt_tree.tools.beside import Beside, generate_beside
@@ -37,6 +36,7 @@ from opt_tree.tools.display.transcripts import transcript
 from opt_tree.tools.display.trees import draw_tree
 from opt_tree.tools.on_device import on_device
 from opt_tree.tools.pair import Pair, load_pair
+from opt_tree.tools.stop_strings import Stop
 from opt_tree.tree import Tree
 from opt_tree.verify import Verdict, Verifier, greedy, match
 

@@ -1,11 +1,8 @@
-"""The one source of randomness.
-
-Owns every random number of a generation. Knows nothing of trees: it draws from the distributions that it is given.
-"""
+"""The one source of randomness: every random number of a generation. It draws from the distributions it is given."""
 
 import functools
 from numbers import Integral
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,30 +13,19 @@ from opt_tree.errors import require
 from opt_tree.tree import on_host, send
 
 
-class Among(NamedTuple):
-    """Which columns of a vocabulary a matrix holds, where it leaves out those that are impossible."""
-
-    tokens: Int[Tensor, " columns"]
-    vocab: int
-
-
 class Random:
     """Every random number of a generation, from one seed.
 
     A race decides the t-th emitted token: each token of the vocabulary has its own noise from Exp(1), fixed by (seed,
     t, token) alone, and the one whose noise / probability is least is drawn (`draw`). All nodes of one depth share that
-    noise. Only one of them is ever on the accepted path, so its draw is an independent draw from the target's
-    distribution there; and the text of a seed is the same whatever the tree, the drafter or the budget, plain decoding
-    included.
+    noise. Only one of them is ever on the accepted path: its draw is an independent one from the target's distribution,
+    and the text of a seed is the same whatever the tree, plain decoding included.
 
-    Why a race, the Gumbel-max trick (Maddison, Tarlow, Minka 2014, arXiv:1411.0030), and not one number that is looked
-    up in the cumulative distribution: that has a border for each token, and each rounding error moves all borders
-    behind it. A race is between two tokens. Where the log-probabilities of two computations differ by at most d, it
-    ends differently with probability 2d (1 - sum of p^2) at most (to first order), whatever the size of the vocabulary.
+    Why a race (the Gumbel-max trick, arXiv:1411.0030), and not a number that is looked up in the cumulative
+    distribution: there each rounding error moves all borders behind it. Where the log-probabilities of two computations
+    differ by at most d, a race ends differently with probability 2d (1 - sum of p^2) at most (to first order).
 
-    Sampled drafts and the decisions of verifiers other than `match` take fresh numbers from streams of their own, used
-    once: the text then depends on the tree as well, its distribution does not. So nothing is gained there by a race,
-    and one number a draw is enough.
+    Whatever else is drawn takes `fresh` numbers: the text then depends on the tree, its distribution does not.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -48,35 +34,32 @@ class Random:
             raise ValueError(f"seed must fit into 64 bits, got {seed}")
         self._seed = int(seed) % 2**64
         self._position = 0
-        self._fresh = np.random.default_rng((self._seed, 1))
-        self._races: dict[torch.device, torch.Generator] = {}
-        self._buffer = torch.empty(0, dtype=torch.float64)
+        self.fresh = np.random.default_rng((self._seed, 1))
+        """Numbers that are used once."""
+        self.beside: dict[Any, Any] = {}
+        """What others keep for this generation, under keys of their own."""
 
     def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
         """Draw one token a row by an exponential race. `depths`: how many tokens ahead a row's draw is.
 
-        Of independent arrival times with the probabilities as rates, the first is a draw from them. They need not be
-        normalised. A token of probability 0 never arrives, and one of less than 2^-53 / (37 vocab) of the row's sum
-        never wins, as noise lies between 2^-53 and 37: what a softmax in float32 rounds to 0 makes no difference.
+        Of independent arrival times with the probabilities as rates, normalised or not, the first is a draw from them.
+        One of less than 2^-53 / (37 vocab) of the row's sum never wins, as noise lies between 2^-53 and 37.
         """
         once, which = np.unique(depths, return_inverse=True)
         noise = self.noise(once, probs.shape[1], probs.device)
         arrivals = (noise if len(once) == 1 else noise[send(which, noise.device)]) / probs
         return torch.from_numpy(arrivals.numpy().argmin(-1)) if on_host(arrivals) else arrivals.argmin(-1)
 
-    def noise(
-        self, depths: Int[np.ndarray, " depths"], vocab: int, device: torch.device
-    ) -> Float[Tensor, "depths vocab"]:
+    def noise(self, depths: Int[np.ndarray, " n"], vocab: int, device: torch.device) -> Float[Tensor, "n vocab"]:
         """Return the noise of every token, `depths` tokens ahead: from Exp(1), on a grid of 2^52 quantiles.
 
         That of token k is made from the (k + 1)-th number of the SplitMix64 generator which (seed, position) starts:
-        integers, computed where it is needed, alike on every device. In float64, so that what the grid changes in the
-        distribution is below vocab / 2^52; noise of 0 does not occur, and equal noise is as good as any other.
+        integers, alike on every device. The grid changes the distribution by less than vocab / 2^52.
         """
         return noise_from(send(self.starts(depths), device), vocab)
 
     def starts(self, depths: Int[np.ndarray, " depths"]) -> Int[np.ndarray, " depths"]:
-        """The state that the noise begins with, `depths` tokens ahead (`noise_from`)."""
+        """The state of the generator that the noise begins with, `depths` tokens ahead."""
         seeds = [np.random.SeedSequence(self._seed, spawn_key=(self._position + depth,)) for depth in depths.tolist()]
         return np.array([seed.generate_state(1, np.uint64)[0] for seed in seeds], dtype=np.uint64).view(np.int64)
 
@@ -86,38 +69,11 @@ class Random:
 
     def choose(self, probs: Float[np.ndarray, " vocab"]) -> int:
         """Draw one token on the host, with fresh randomness. `probs` need not be normalised."""
-        return int(_invert(torch.from_numpy(probs)[None], torch.tensor([[self._fresh.random()]])))
+        return int(invert(torch.from_numpy(probs)[None], torch.tensor([[self.fresh.random()]])))
 
     def accept(self, probability: float) -> bool:
         """Toss a coin of the given probability, with fresh randomness."""
-        return bool(self._fresh.random() < probability)
-
-    def iid(self, probs: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
-        """Draw `k` tokens a row, independently."""
-        return _invert(probs, send(self._fresh.random((len(probs), k)), probs.device))
-
-    def distinct(
-        self, probs: Float[Tensor, "rows columns"], k: int, among: Among | None = None
-    ) -> Int[Tensor, "rows k"]:
-        """Draw `k` different columns a row, each without those before it; impossible ones come last.
-
-        An exponential race: of independent arrival times with the tokens' probabilities as rates the first is a draw
-        from the distribution, the second one from what is left, and so on. The noise is drawn where `probs` lie, for
-        the whole vocabulary, so that what is drawn does not depend on which impossible tokens were left out.
-        """
-        if probs.device not in self._races:
-            self._races[probs.device] = torch.Generator(probs.device).manual_seed(int(self._fresh.integers(2**63)))
-        noise = self._room(len(probs), probs.shape[1] if among is None else among.vocab, probs.device)
-        noise.exponential_(generator=self._races[probs.device])
-        if among is not None:
-            noise = noise.index_select(1, among.tokens)
-        return torch.where(probs > 0, noise / probs, torch.inf).topk(k, largest=False).indices
-
-    def _room(self, rows: int, columns: int, device: torch.device) -> Float[Tensor, "rows columns"]:
-        """A buffer, kept: the C library gives and takes back blocks above 32 MB anew, page by page."""
-        if self._buffer.device != device or self._buffer.numel() < rows * columns:
-            self._buffer = torch.empty(rows * columns, dtype=torch.float64, device=device)
-        return self._buffer[: rows * columns].view(rows, columns)
+        return bool(self.fresh.random() < probability)
 
 
 # Of SplitMix64, as signed words: the step from state to state (the golden ratio's), and its output's factors.
@@ -127,10 +83,8 @@ Words = TypeVar("Words", Tensor, np.ndarray)
 
 
 def _mix(states: Words) -> Words:
-    """SplitMix64's output for each state, in its place (Steele, Lea, Flood, OOPSLA 2014, fig. 16; `mix64variant13`).
-
-    Integers of 64 bits that wrap around. They have a sign here, so a shift to the right must be masked.
-    """
+    """SplitMix64's output for each state, in its place (Steele, Lea, Flood, OOPSLA 2014, fig. 16; `mix64variant13`)."""
+    # Integers of 64 bits that wrap around. They have a sign here, so a shift to the right must be masked.
     states ^= (states >> 30) & (1 << 34) - 1
     states *= _FACTORS[0]
     states ^= (states >> 27) & (1 << 37) - 1
@@ -163,7 +117,7 @@ def _exponential(states: Words) -> Words:
     return library.negative(library.log(quantiles, out=quantiles), out=quantiles)
 
 
-def _invert(probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows draws"]) -> Int[Tensor, "rows draws"]:
+def invert(probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows draws"]) -> Int[Tensor, "rows draws"]:
     """The tokens at which the rows' cumulative distributions exceed the uniforms' share of the whole."""
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]

@@ -1,15 +1,10 @@
-"""One step of decoding, as everybody downstream sees it: what was drafted, what survived, what it cost.
-
-An `Outcome` is what drafters and controllers learn from: whole when it is handed over, valid until the target runs
-again. A `Step` is what remains of it, with the cost that the loop counted: small enough to keep.
-"""
+"""One step of decoding: what was drafted, what survived, what it cost."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.tree import Tree
@@ -17,7 +12,7 @@ from opt_tree.tree import Tree
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What verification left of a tree."""
+    """What verification left of a tree, for those who learn from it. Valid until the target runs again."""
 
     tree: Tree
     path: list[int]
@@ -28,10 +23,6 @@ class Outcome:
     """The target's hidden states of the path's rows by layer, of the layers that are watched."""
     logits: Float[Tensor, "rows vocab"]
     """The target's logits of every row of the tree, as the model gave them."""
-
-    def numbered(self, draft_rows: Int[np.ndarray, " rows"]) -> "Outcome":
-        """Return the same outcome for a drafter that was handed other nodes, or the same ones in another order."""
-        return replace(self, tree=replace(self.tree, draft_rows=draft_rows))
 
 
 @dataclass(frozen=True)
@@ -61,13 +52,12 @@ class StepTimes:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Draft, score, verify, commit: `accepted` drafted tokens and one of the target's own."""
+    """Draft, score, verify, commit: what remains of an `Outcome`, and its cost. Small enough to keep."""
 
     tree: Tree
     path: list[int]
-    """Accepted rows of the tree, root first."""
     tokens: list[int]
-    """The emitted tokens: the path's behind the root, then the target's own."""
+    """See `Outcome` for both."""
     policy: Any
     """The tree policy of this step."""
     draft_forwards: int

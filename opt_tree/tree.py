@@ -1,8 +1,6 @@
 """A draft tree: which tokens the target is asked about, and how they hang together.
 
-Owns the shape of a tree and what follows from it (depths, ancestors, E(A)). Knows nothing of models, devices or of how
-the tree was grown. Trees are small integers, so they live on the host as numpy arrays; only `draft_log_probs` is a
-tensor, on the drafter's device.
+Trees are small integers and live on the host, as numpy arrays. `fetch` and `send` go between it and a device.
 """
 
 from collections.abc import Collection, Sequence
@@ -68,8 +66,7 @@ class Tree:
                 over[row] = token in tokens
         rows = np.array(kept)
         parents = np.append(-1, rows.searchsorted(self.parents[rows[1:]]))
-        drafted = self.draft_rows[rows], self.draft_log_probs
-        return Tree(self.tokens[rows], parents, self.path_log_probs[rows], *drafted)
+        return Tree(self.tokens[rows], parents, self.path_log_probs[rows], self.draft_rows[rows], self.draft_log_probs)
 
     @property
     def nodes(self) -> int:
@@ -87,7 +84,12 @@ class Tree:
     @cached_property
     def ancestors(self) -> Bool[np.ndarray, "rows rows"]:
         """`ancestors[i, j]`: row j is row i or above it. As an attention mask: what row i may see of the tree."""
-        return ancestor_mask(self.parents)
+        seen: list[int] = []  # by each row, a bit a row: to join integers takes a tenth of joining rows of numpy
+        for row, parent in enumerate(self.parents.tolist()):
+            seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)
+        width = len(seen) // 8 + 1
+        packed = np.frombuffer(b"".join([bits.to_bytes(width, "little") for bits in seen]), np.uint8)
+        return np.unpackbits(packed.reshape(-1, width), 1, len(seen), "little").view(bool)
 
     @property
     def expected_accepted(self) -> float:
@@ -99,26 +101,14 @@ class Tree:
         return self.ancestors[row].nonzero()[0]
 
 
-def ancestor_mask(parents: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows rows"]:
-    """Return which rows are a row's ancestors, the row itself included. Parents must stand before their children."""
-    seen: list[int] = []  # by each row, a bit a row: joining two integers takes a tenth of joining two rows of numpy
-    for row, parent in enumerate(parents.tolist()):
-        seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)
-    width = len(seen) // 8 + 1
-    packed = np.frombuffer(b"".join([bits.to_bytes(width, "little") for bits in seen]), np.uint8)
-    return np.unpackbits(packed.reshape(-1, width), 1, len(seen), "little").view(bool)
-
-
 def on_host(tensor: Tensor) -> bool:
     """Whether numpy can read a tensor where it lies. Where it cannot, reading costs a synchronisation: see `fetch`."""
     return tensor.is_cpu
 
 
 def fetch(*tensors: Tensor) -> list[np.ndarray]:
-    """Copy tensors to the host: those of one device in one read, for which the host waits once.
-
-    Every read-back goes through here, so that they can be counted, but for copies that are begun before the wait.
-    """
+    """Copy tensors to the host: those of one device in one read, for which the host waits once."""
+    # Every read-back goes through here and can be counted, but for copies that are begun before the wait.
     if len(tensors) == 1 or len({tensor.device for tensor in tensors}) > 1 or on_host(tensors[0]):
         return [tensor.cpu().numpy() for tensor in tensors]
     # The widest numbers first: each part then begins at a multiple of its numbers' size.
@@ -133,11 +123,9 @@ def fetch(*tensors: Tensor) -> list[np.ndarray]:
 
 
 def send(array: np.ndarray | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return what lies on the host as a tensor of a device, cast before; on the host itself the numbers are shared.
-
-    The host does not wait for a device: what is not pinned is staged before the call returns.
-    """
+    """Return what lies on the host as a tensor of a device, cast before; on the host itself the numbers are shared."""
     tensor = torch.as_tensor(array)
     if dtype is not None:
         tensor = tensor.to(dtype)
+    # The host does not wait: what is not pinned is staged before the call returns.
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

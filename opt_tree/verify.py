@@ -1,32 +1,20 @@
 """Who judges a scored tree: what a verifier is, `greedy` for temperature 0 and `match` for any.
 
-A verifier is a function from a tree and the target's processed logits to a `Verdict`, tagged with the kinds of children
-it is exact for. Both that stand here follow the target's own choice from the root as far as the tree reaches, so that
-the tree may be any one; other rules are in methods/verifiers.
+Both follow the target's own choice from the root as far as the tree reaches, so that the tree may be any one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.children import Children
 from opt_tree.random import Random
 from opt_tree.sampling import LazyLogits, Logits
 from opt_tree.tree import Tree, fetch, on_host
-
-Probs = Float[np.ndarray, " possible"]
-"""Probabilities of the next token: of every one in the vocabulary, or of those that are possible at the node."""
-Branching = Callable[[Probs, Probs, Int[np.ndarray, " children"]], Probs]
-"""From the target's probabilities, the drafter's (empty for deterministic children) and the children, in order and with
-multiplicity, to the probabilities of the token emitted there. Exact if their mean over the children is the target's.
-
-The coins of the papers' accept and reject rules are summed out: one draw from these does what they do, and they say
-exactly what to expect."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +25,18 @@ class Verdict:
     token: int
 
 
-Attempts = Callable[[Tree, Logits], Iterable[Any]]
-"""From a tree and its processed logits to what is tried, the first thing first; see `methods/verifiers/walks.py`."""
-
-
 @runtime_checkable
 class Verifier(Protocol):
     """Judge a tree so that what is emitted is distributed as the target's own. `logits` are processed ones."""
 
     valid_for: tuple[type[Children], ...]
     """Empty: it is exact for any tree that does not depend on its draws."""
-    branching: Branching | None
-    attempts: Attempts | None
-    chains_only: bool
-    even_only: bool
+    refuses: Callable[[Children], str | None]
+    """Why it does not judge children of these kinds ("judges ..."); None: it does."""
     lossy: bool
+    """It reproduces nobody's distribution; the kinds are those that it accepts."""
     greedy_only: bool
+    """It emits the argmax, which is the target's distribution at temperature 0 alone."""
     __name__: str
 
     def __call__(self, tree: Tree, logits: Logits, random: Random) -> Verdict: ...
@@ -60,30 +44,14 @@ class Verifier(Protocol):
 
 def valid_for(
     *kinds: type,
-    branching: Branching | None = None,
-    attempts: Attempts | None = None,
-    chains_only: bool = False,
-    even_only: bool = False,
+    refuses: Callable[[Children], str | None] = lambda children: None,
     lossy: bool = False,
     greedy_only: bool = False,
 ) -> Callable[[Callable], Verifier]:
-    """Tag a verifier with the kinds of children it is exact for, none for any tree, and with what it computes.
-
-    `chains_only`: it judges one child a node. `even_only`: it judges trees whose nodes have as many children as all
-    others of their depth. `lossy`: it reproduces nobody's distribution, and the kinds are those that it accepts.
-    `greedy_only`: it emits the argmax, which is the target's distribution at temperature 0 alone.
-    """
+    """Tag a verifier with the kinds of children it is exact for; none: any tree. See `Verifier` for the rest."""
 
     def tag(verifier: Callable) -> Verifier:
-        verifier.__dict__.update(
-            valid_for=kinds,
-            branching=branching,
-            attempts=attempts,
-            chains_only=chains_only,
-            even_only=even_only,
-            lossy=lossy,
-            greedy_only=greedy_only,
-        )
+        verifier.__dict__.update(valid_for=kinds, refuses=refuses, lossy=lossy, greedy_only=greedy_only)
         return verifier  # type: ignore[return-value]
 
     return tag
@@ -91,21 +59,14 @@ def valid_for(
 
 def check(verifier: Verifier, children: Children, lossy: bool = False) -> None:
     """Raise TypeError unless the verifier is exact for these children, or its caller wants it `lossy`."""
-    name, kind = verifier.__name__, type(children).__name__
+    name, kind = f"verifier {verifier.__name__}", type(children).__name__
     if verifier.valid_for and not isinstance(children, verifier.valid_for):
-        raise TypeError(
-            f"verifier {name} is not exact for children of type {kind}; "
-            f"it is for {', '.join(known.__name__ for known in verifier.valid_for)}"
-        )
-    per_node = getattr(children, "per_node", None)
-    if verifier.even_only and per_node != 1 and not isinstance(per_node, tuple):
-        raise TypeError(f"verifier {name} judges trees with so many children by depth; got {children}")
-    if verifier.chains_only and per_node != 1 and not (isinstance(per_node, tuple) and max(per_node) == 1):
-        raise TypeError(f"verifier {name} judges chains, one child a node; got {children}")
+        kinds = ", ".join(known.__name__ for known in verifier.valid_for)
+        raise TypeError(f"{name} is not exact for children of type {kind}; it is for {kinds}")
+    if why := verifier.refuses(children):
+        raise TypeError(f"{name} {why}; got {children}")
     if verifier.lossy and not lossy:
-        raise TypeError(
-            f"verifier {name} does not keep the target's distribution; say lossy=True to use it all the same"
-        )
+        raise TypeError(f"{name} does not keep the target's distribution; say lossy=True to use it all the same")
 
 
 def check_temperature(verifier: Verifier, temperature: float) -> None:
@@ -137,11 +98,7 @@ def follow(tree: Tree, choice: Callable[[int], int]) -> Verdict:
     return Verdict(kept[::-1], wanted[-1])
 
 
-def _argmax(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.ndarray, " children"]) -> Probs:
-    return np.eye(1, len(target), int(target.argmax()))[0]
-
-
-@valid_for(branching=_argmax, greedy_only=True)
+@valid_for(greedy_only=True)
 def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Follow the target's argmax from the root as far as the tree reaches (arXiv:2406.17276, Alg. 2). One read-back.
 
@@ -156,14 +113,11 @@ def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
 
 
 def _chooser(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
-    """Return what finds a row's argmax on the host, so that only the rows of the path are looked at.
-
-    With numpy: torch's own takes 300 us for [61, 8192] in float32 and 1700 in bfloat16. Half-precision numbers are
-    compared as integers, whose order is the same where the greatest is positive.
-    """
+    """Return what finds a row's argmax on the host, so that only the rows of the path are looked at: by numpy."""
     if logits.dtype.itemsize > 2:
         rows = logits.numpy()
         return lambda row: int(rows[row].argmax())
+    # As integers, whose order is the same where the greatest is positive.
     bits = logits.view(torch.int16).numpy()
 
     def choose(row: int) -> int:
@@ -173,20 +127,14 @@ def _chooser(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
     return choose
 
 
-def _as_target(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.ndarray, " children"]) -> Probs:
-    return target
-
-
-@valid_for(branching=_as_target)
+@valid_for()
 def match(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Draw the target's next token at every node and follow the draws. One read-back.
 
     Exact for every tree that does not depend on the draws: the emitted token is the target's own draw, whatever was
-    drafted and however. It is NSS in table 1 of arXiv:2602.16994, which has it from SpecInfer (arXiv:2305.09781), and
-    OPT-Tree's sampling mode (arXiv:2406.17276). The only one that is exact for deterministic children.
-
-    Acceptance at a node is the target's mass on its children: P(accept) = sum of p over the distinct ones. Example,
-    p = (.2, .5, .3): the children a, c are hit with probability .5, by q = (.6, .3, .1) or by anything else.
+    drafted and however. It is SpecInfer's rule (arXiv:2305.09781; NSS in arXiv:2602.16994) and OPT-Tree's sampling mode
+    (arXiv:2406.17276). A node's child is accepted with the target's mass on its distinct children: p = (.2, .5, .3) and
+    children a, c give .5, whatever they were drafted from.
     """
     if isinstance(logits, LazyLogits):
         return follow(tree, lambda row: int(random.draw(logits[row].softmax(-1)[None], tree.depths[row : row + 1])))

@@ -6,14 +6,14 @@ import torch
 from jaxtyping import TypeCheckError
 
 from opt_tree import Sampling, Tree
-from opt_tree.answers import probs_of
+from opt_tree.methods.children.draws import probs_of
 from opt_tree.methods.processors import by_row
-from opt_tree.tree import ancestor_mask
+from opt_tree.random import noise_from
 
 
 def test_arguments() -> None:
-    with pytest.raises(TypeCheckError, match="parents"):
-        ancestor_mask(np.zeros((2, 2), np.int64))
+    with pytest.raises(TypeCheckError, match="starts"):
+        noise_from(torch.zeros(2, 2, dtype=torch.int64), 3)
     with pytest.raises(TypeCheckError, match="scores"):
         probs_of(torch.ones(2, 3, dtype=torch.int64))
     with pytest.raises(TypeCheckError, match="temperature"):

@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "system": {"core"},
     "backends": {"core", "system"},
     "models": {"core", "system", "backends"},
-    "methods": {"core"},
+    "methods": {"core", "system"},
     "methods/children": {"core"},
     "methods/policies": {"core", "methods", "methods/children"},
     "methods/verifiers": {"core", "methods", "methods/children"},
@@ -332,7 +332,6 @@ LONG_FUNCTIONS = {
     "opt_tree/integrations/hf_generate.py: _generate": f"{PUBLISHED}, and its documentation with it",
 }
 WIDE_FUNCTIONS = {
-    "opt_tree/verify.py: valid_for": "what a verifier says of itself, all by name",
     "experiments/other_engines/registry.py: peers_of": "what a comparison of engines may choose",
     "experiments/other_engines/measuring.py: _try": "a peer, where it runs, and the processes that it may share",
     "evaluation/timing.py: interleave": "what a measurement may choose",

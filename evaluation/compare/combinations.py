@@ -15,14 +15,14 @@ from opt_tree import TreePolicy, Verifier
 from opt_tree.children import Children, TopK
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
-from opt_tree.methods.controllers.registry import CONTROLLERS, parse_controller
+from opt_tree.methods.controllers.registry import CONTROLLERS, chooses, parse_controller
 from opt_tree.methods.drafters.registry import folders_of
 from opt_tree.methods.own_files import digests, object_of, split_name
 from opt_tree.methods.policies.acceptance_rates import HALVING, AcceptanceRates
 from opt_tree.methods.policies.registry import make_policy, name_of, takes
 from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.models.checkpoints import read_calibration
-from opt_tree.policy import MOST_NODES, chooses
+from opt_tree.policy import MOST_NODES
 from opt_tree.verify import check, check_temperature
 
 SIBLINGS: dict[str, Callable[[int], Children]] = {"TopK": TopK, "IID": IID, "WithoutReplacement": WithoutReplacement}

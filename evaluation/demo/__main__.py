@@ -31,10 +31,10 @@ from evaluation.run.models import load, load_assistant
 from evaluation.timing import Method, Timings, environment, interleave
 from opt_tree import Beside, CausalLM, Decoder, Generation, OptTree, Pair, Sampling, explore, generate_beside
 from opt_tree.backends import package_cache as packages
-from opt_tree.drafter import described
 from opt_tree.errors import counted
 from opt_tree.generation import check_prompt
 from opt_tree.methods.controllers.auto import Auto
+from opt_tree.methods.drafters.around import described
 from opt_tree.methods.policies.registry import make_policy
 from opt_tree.models.known import KNOWN
 from opt_tree.system.command_line import no_bars_in_logs

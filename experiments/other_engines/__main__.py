@@ -111,7 +111,7 @@ from experiments.other_engines.registry import BASE, REFERENCE, Peer, peers_of
 from experiments.other_engines.texts import bodies, repeated
 from opt_tree.models.checkpoints import as_dtype, load_tokenizer
 from opt_tree.models.named import resolve
-from opt_tree.stop import Stop
+from opt_tree.tools.stop_strings import Stop
 
 TIMEOUT = 900.0
 """Seconds after which a peer that does not answer is left out."""

@@ -6,7 +6,7 @@ from typing import Any
 from experiments.real_pair.tables import Along
 from experiments.real_pair.taken import Way
 from opt_tree import CausalLM, CausalLMDrafter, Decoder
-from opt_tree.stop import Stop
+from opt_tree.tools.stop_strings import Stop
 from opt_tree.tools.stored_text import StoredText
 
 CHECKED = ("opt 8", "opt 60", "eagle2 25/5", "sequoia 60/6", "chain 6", "opt 60 at 0.5, fitted")

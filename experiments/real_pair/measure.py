@@ -30,10 +30,10 @@ from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
-from opt_tree.stop import Stop
 from opt_tree.system.files import write_text
 from opt_tree.tools.along import asking_along
 from opt_tree.tools.pair import encode, stop_tokens
+from opt_tree.tools.stop_strings import Stop
 from opt_tree.tools.stored_text import StoredText
 from opt_tree.training.fitting.calibrate import Likelihood
 

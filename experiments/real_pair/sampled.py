@@ -12,7 +12,7 @@ from tqdm import tqdm
 from evaluation.answers.metrics import Estimate, estimate
 from experiments.real_pair.tables import rounded
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, TreePolicy
-from opt_tree.stop import Stop
+from opt_tree.tools.stop_strings import Stop
 from opt_tree.tools.stored_text import StoredText
 
 WAYS: dict[str, tuple[TreePolicy, str, int, int]] = {

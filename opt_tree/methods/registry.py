@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from opt_tree.errors import nearest
 from opt_tree.methods.own_files import object_of, split_name
+from opt_tree.system.nearest import nearest
 
 Made = TypeVar("Made")
 Given = TypeVar("Given")

@@ -29,10 +29,11 @@ from opt_tree.backends.kernels import KernelError
 from opt_tree.backends.mapped import release
 from opt_tree.backends.native_layers import compute_natively
 from opt_tree.backends.quantised import check_weights, quantise
-from opt_tree.errors import nearest, one_line, require
+from opt_tree.errors import one_line, require
 from opt_tree.models.chain_lm import AnyLM, wrap
 from opt_tree.models.room import check_weights_fit, stored_as
 from opt_tree.system.memory import out_of_memory
+from opt_tree.system.nearest import nearest
 
 CALIBRATION = "calibration.json"
 TRAINING = "training.json"

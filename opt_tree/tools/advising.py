@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from opt_tree.drafter import described
 from opt_tree.errors import require
 from opt_tree.generation import Generation, check_prompt
 from opt_tree.methods.controllers.auto import Auto
+from opt_tree.methods.drafters.around import described
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.static import Static
 from opt_tree.opt import OptTree

@@ -18,9 +18,10 @@ from opt_tree.answers import LogProbs
 from opt_tree.drafter import Drafter
 from opt_tree.grow import grow
 from opt_tree.grow import run as run_alone
+from opt_tree.methods.children.draws import Among, Draws
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import Frontier
-from opt_tree.random import Among, Random
+from opt_tree.random import Random
 from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
 from opt_tree.tree import Tree
@@ -31,11 +32,15 @@ Laws = Callable[[Text], np.ndarray]
 """From a path of tokens to the probabilities of the token behind it."""
 
 
-class EnumeratingRandom(Random):
-    """Makes the scripted choices, then the first possible ones; `trace` says what was chosen out of how many."""
+class EnumeratingRandom(Random, Draws):
+    """Makes the scripted choices, then the first possible ones; `trace` says what was chosen out of how many.
+
+    It draws children as well: every draw is choices of the same script.
+    """
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = script
+        self.beside = {Draws: self}
         self.trace: list[tuple[int, int]] = []
         self.probability = 1.0
 

@@ -26,8 +26,8 @@ from opt_tree.models.checkpoints import (
 )
 from opt_tree.models.compiling import captured_shapes, compile_forwards, warm_up
 from opt_tree.models.named import check_model, drafter_of, resolve
-from opt_tree.stop import Stop
 from opt_tree.tools.chat_template import render
+from opt_tree.tools.stop_strings import Stop
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ def _rows_of(answer: LogProbs, rows: list[int]) -> LogProbs:
     if rows == list(range(len(answer.values))):
         return answer
     values, tokens, whole = answer.values[rows], answer.tokens, answer.whole
-    if tokens is not None and answer.names_few:
+    if tokens is not None and tokens.ndim == 2:
         tokens = tokens[rows]
         if on_host(values):
             width = max(1, int((values > -torch.inf).any(0).sum()))

@@ -22,10 +22,11 @@ from scipy.optimize import isotonic_regression
 from opt_tree.backends.batch.side_by_side import side_by_side
 from opt_tree.backends.package_cache import facts_of, remember, remembered
 from opt_tree.decoder import Decoder
-from opt_tree.drafter import Drafter, described
+from opt_tree.drafter import Drafter
 from opt_tree.grow import Asking
 from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.controllers.scheduled import Scheduled
+from opt_tree.methods.drafters.around import described
 from opt_tree.methods.policies.costs import Costs, Curve
 from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM

@@ -7,7 +7,7 @@ import torch
 
 from opt_tree.decoder import Decoder
 from opt_tree.methods.policies.static import Static
-from opt_tree.stop import Stop, StopRule, ends_of, rule_for
+from opt_tree.stop import StopRule, StopTokens, ends_of, rule_for
 from opt_tree.target import Forward, Output, Target, TreeForward
 from opt_tree.tree import Tree
 
@@ -24,7 +24,7 @@ class StoredText:
     """The tokens at which it stops: nothing is drafted below them."""
 
 
-def written(target: Target, prompt: list[int], max_new_tokens: int, stop: StopRule | None = Stop()) -> StoredText:
+def written(target: Target, prompt: list[int], max_new_tokens: int, stop: StopRule | None = StopTokens()) -> StoredText:
     """Decode plainly and greedily, a token a step."""
     made = Decoder(target, None, Static.empty()).generate(prompt, max_new_tokens, stop=stop)
     return StoredText(prompt, made.tokens, max_new_tokens, ends_of(rule_for(stop, target.ends)))

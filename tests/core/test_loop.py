@@ -31,7 +31,7 @@ from opt_tree.opt import OptTree
 from opt_tree.pool import CandidatePool
 from opt_tree.random import Random
 from opt_tree.sampling import Temperature
-from opt_tree.stop import Stop
+from opt_tree.stop import StopTokens
 from opt_tree.tree import Tree
 from opt_tree.verify import match, valid_for
 
@@ -246,11 +246,11 @@ def test_an_answer_stops_inside_a_path(target: Any) -> None:
     decoder = Decoder(Model(target), drafter_of(target), TREES[-1])
     for place in (0, 1, 4, 11):
         end = expected.index(expected[place])
-        found = decoder.generate(PROMPTS[0], NEW, stop=Stop([expected[place]]))
+        found = decoder.generate(PROMPTS[0], NEW, stop=StopTokens([expected[place]]))
         assert found.tokens == expected[: end + 1] and found.finish_reason == "stop_token"
         assert sum(found.accept_lengths) == end + 1
         assert decoder.generate(PROMPTS[0], place + 1, stop=None).tokens == expected[: place + 1]
-        steps = list(decoder.steps(PROMPTS[0], NEW, stop=Stop([expected[place]])))
+        steps = list(decoder.steps(PROMPTS[0], NEW, stop=StopTokens([expected[place]])))
         tokens = [token for step in steps for token in step.tokens]
         assert tokens[: end + 1] == expected[: end + 1] and end < len(tokens) <= end + len(steps[-1].tokens)
 

@@ -35,7 +35,7 @@ from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.opt import OptTree
 from opt_tree.random import Random
-from opt_tree.stop import Stop
+from opt_tree.tools.stop_strings import Stop
 from opt_tree.tree import fetch
 
 NEW_TOKENS = 40

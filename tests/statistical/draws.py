@@ -29,13 +29,12 @@ from transformers import PreTrainedModel
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, TreePolicy, load_pair
 from opt_tree.answers import LogProbs
 from opt_tree.children import TopK
-from opt_tree.methods.children.drawn import DrawnLayer
+from opt_tree.methods.children.drawn import DrawnChildren, DrawnLayer
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.registry import VERIFIERS
-from opt_tree.pool import Picked
 from opt_tree.verify import Verifier
 
 Text = tuple[int, ...]
@@ -52,11 +51,11 @@ LEAST = 5.0
 class BestAsDrawn(IID):
     """The most probable tokens passed off as independent draws, which `verifiers.check` cannot see."""
 
-    def pick(self, layer: DrawnLayer, random: Random) -> Picked:
+    def pick(self, layer: DrawnLayer, random: Random) -> DrawnChildren:
         """See `Drawn.pick`."""
         assert isinstance(self.per_node, int)
         picked = TopK(self.per_node).pick(LogProbs(layer.log_probs), layer.above, layer.floor)
-        return picked._replace(reach=layer.above[picked.rows])
+        return DrawnChildren(*picked, layer.above[picked.rows])
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from tiny_models import tiny, tiny_drafter
 from opt_tree import Sampling
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import walk_down
-from opt_tree.verify import Probs, valid_for
+from opt_tree.verify import valid_for
 
 VOCAB = 6
 TARGET, DRAFTER = hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)
@@ -30,7 +31,8 @@ def without_residual(target: Probs, draft: Probs, tokens: np.ndarray) -> Probs:
     return accepted * np.eye(len(target))[tokens[0]] + (1 - accepted) * target
 
 
-@valid_for(IID, branching=without_residual)
+@valid_for(IID)
+@computes(branching=without_residual)
 def forgetful(tree, scores, random):  # type: ignore[no-untyped-def]
     return walk_down(tree, scores, random, without_residual)
 

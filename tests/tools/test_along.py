@@ -21,9 +21,9 @@ from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.policies.static import Static
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.stop import Stop
 from opt_tree.tools.along import along
 from opt_tree.tools.beside import generate_beside
+from opt_tree.tools.stop_strings import Stop
 from opt_tree.tools.stored_text import StoredText
 
 PROMPT = prompt(12)

@@ -19,6 +19,7 @@ from opt_tree.methods.policies.dyspec import DySpec
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.naive_tree import naive
+from opt_tree.methods.verifiers.rules import all_but_chains
 from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.pool import CandidatePool
 from opt_tree.tools.cases import law_pairs
@@ -44,7 +45,7 @@ def test_a_verifier_is_exact_for_the_kinds_that_it_names_and_for_no_other(
     many is gone through; over three tokens, too, as tests/methods/verifiers/test_verifiers_field.py counts out.
     """
     exact = not verifier.valid_for or kind in verifier.valid_for
-    children, vocab = kind(1 if verifier.chains_only else 2), 2 if exact else 3
+    children, vocab = kind(1 if verifier.refuses is all_but_chains else 2), 2 if exact else 3
     laws = None if every == 1 else dict(list(law_pairs(vocab, 1).items())[::every])
     proof = prove(verifier, children, vocab, depth=1, laws=laws)
     assert bool(proof) == exact, proof

@@ -22,7 +22,7 @@ from opt_tree.errors import counted, require
 from opt_tree.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt, warn_of_settings
 from opt_tree.grow import Asking, run
 from opt_tree.sampling import Temperature
-from opt_tree.stop import Stop, StopRule, rule_for
+from opt_tree.stop import StopRule, StopTokens, rule_for
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def generate_batch(
     prompts: Sequence[Sequence[int] | Tensor],
     max_new_tokens: int = 128,
     sampling: Temperature = Temperature(),
-    stop: StopRule | Sequence[StopRule | None] | None = Stop(),
+    stop: StopRule | Sequence[StopRule | None] | None = StopTokens(),
     seed: int | Sequence[int] = 0,
     recorder: Any = None,
     *,

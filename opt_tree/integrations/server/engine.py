@@ -23,8 +23,8 @@ from opt_tree.grow import Asking
 from opt_tree.methods.recorder import Recorder
 from opt_tree.methods.sampling import Sampling
 from opt_tree.policy import TreePolicy
-from opt_tree.stop import Stop
 from opt_tree.target import Target
+from opt_tree.tools.stop_strings import Stop
 
 
 class Full(RuntimeError):

@@ -5,9 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from opt_tree.answers import probs_of
-from opt_tree.methods.children.drawn import Drawn, DrawnLayer, check_siblings, known, read
-from opt_tree.pool import Picked
+from opt_tree.methods.children.drawn import Drawn, DrawnChildren, DrawnLayer, check_siblings, known, read
+from opt_tree.methods.children.draws import draws_of, probs_of
 from opt_tree.random import Random
 
 
@@ -31,7 +30,7 @@ class BestAndDraw(Drawn):
     def budget(self) -> int:
         return self.total
 
-    def pick(self, layer: DrawnLayer, random: Random) -> Picked:
+    def pick(self, layer: DrawnLayer, random: Random) -> DrawnChildren:
         """See `Drawn.pick`. A distribution of one token has one child."""
         log_probs, above, rows, _ = facts = known(layer)
         probs = probs_of(log_probs)
@@ -39,7 +38,7 @@ class BestAndDraw(Drawn):
         best = probs.argmax(1, keepdim=True)
         rest = probs.scatter(1, best, 0.0)
         more = rest.sum(1, keepdim=True) > 0
-        drawn = random.iid(torch.where(more, rest, probs), 1)
+        drawn = draws_of(random).iid(torch.where(more, rest, probs), 1)
         top = values.gather(1, best).double()
         proxy = torch.minimum(top, above + (1 - probs.gather(1, best)).log())
         reach = torch.minimum(values, proxy).scatter(1, drawn, proxy).scatter(1, best, top)

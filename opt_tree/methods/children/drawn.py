@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.answers import LogProbs, log_probs_of
+from opt_tree.methods.children.draws import Among
 from opt_tree.pool import CandidatePool, Frontier, Picked
-from opt_tree.random import Among, Random
+from opt_tree.random import Random
 from opt_tree.sampling import Temperature
 from opt_tree.tree import Tree, fetch, on_host, send
 
@@ -43,11 +44,25 @@ def proposal(scores: Float[Tensor, "rows vocab"], sampling: Temperature) -> Floa
     return log_probs_of(sampling.warp(scores))
 
 
+class DrawnChildren(NamedTuple):
+    """The children of one layer (see `Picked`), grouped by frontier row and, below one, as they were drawn."""
+
+    path_log_probs: Float[np.ndarray, " children"]
+    tokens: Int[np.ndarray, " children"]
+    rows: Int[np.ndarray, " children"]
+    reach: Float[np.ndarray, " children"]
+    """Log of the estimated probability that verification gets to a child, *as known before its token was drawn*.
+
+    Nodes may be ranked by this and kept or dropped accordingly; dropping them by their own probability would be a
+    hidden rejection.
+    """
+
+
 class Drawn(ABC):
     """A kind of children that are drawn."""
 
     @abstractmethod
-    def pick(self, layer: DrawnLayer, random: Random) -> Picked:
+    def pick(self, layer: DrawnLayer, random: Random) -> DrawnChildren:
         """Draw the children of a layer; tokens of log-probability -inf are never among them."""
 
     def pool(self, root: int, sampling: Temperature, random: Random) -> "DrawnPool":
@@ -59,7 +74,7 @@ class DrawnPool(CandidatePool):
     """The candidates of a step whose children are drawn, from the drafter's distribution as `sampling` warps it.
 
     They are ranked by their reach: what was known before the token was drawn. Otherwise its own probability would
-    decide whether it is kept (see `Picked.reach`).
+    decide whether it is kept (see `DrawnChildren.reach`).
     """
 
     def __init__(self, root: int, children: Any, sampling: Temperature, random: Random) -> None:
@@ -75,10 +90,9 @@ class DrawnPool(CandidatePool):
     def add(self, answer: LogProbs) -> None:
         log_probs = self._equal.spread(proposal(answer.over_vocabulary(), self._sampling))
         picked = self.children.pick(DrawnLayer(log_probs, self._above, self.depth, self.floor), self._random)
-        self._store(picked)
+        self._store(Picked(*picked[:3]))
         self._equal.add(self.parents[self.layer :], self.tokens[self.layer :])
-        reach = picked.path_log_probs if picked.reach is None else picked.reach
-        bounded = np.minimum(reach, self._reach[self.parents[self.layer :]])
+        bounded = np.minimum(picked.reach, self._reach[self.parents[self.layer :]])
         self._reach = np.concatenate([self._reach, bounded])
 
     def frontier(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
@@ -184,11 +198,11 @@ def read(
     rows: Int[Tensor, "known children"],
     reach: Float[Tensor, "known children"],
     real: Bool[Tensor, "known children"],
-) -> Picked:
+) -> DrawnChildren:
     """Return the possible ones among the `real` children, row after row. The host waits once."""
     *found, kept = fetch(values, tokens, rows, reach, real)
     kept &= found[0] > -np.inf
-    return Picked(*(column[kept] for column in found))
+    return DrawnChildren(*(column[kept] for column in found))
 
 
 def few_possible(log_probs: Float[Tensor, "rows vocab"]) -> Among | None:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from opt_tree.answers import probs_of
-from opt_tree.methods.children.drawn import Drawn, DrawnLayer, check_siblings, known, read, siblings_at
-from opt_tree.pool import Picked
+from opt_tree.methods.children.drawn import Drawn, DrawnChildren, DrawnLayer, check_siblings, known, read, siblings_at
+from opt_tree.methods.children.draws import draws_of, probs_of
 from opt_tree.random import Random
 
 
@@ -35,12 +34,12 @@ class WithoutReplacement(Drawn):
     def budget(self) -> int | None:
         return self.total
 
-    def pick(self, layer: DrawnLayer, random: Random) -> Picked:
+    def pick(self, layer: DrawnLayer, random: Random) -> DrawnChildren:
         """See `Drawn.pick`."""
         facts = known(layer)
         probs = probs_of(facts.log_probs)
         most = self.total if self.total is not None else siblings_at(self.per_node, layer.depth)
-        columns = random.distinct(probs, min(most, probs.shape[-1]), facts.among)
+        columns = draws_of(random).distinct(probs, min(most, probs.shape[-1]), facts.among)
         rows, tokens = facts.rows.expand_as(columns), facts.tokens(columns)
         drawn = probs.gather(1, columns)
         left = 1 - (drawn.cumsum(1) - drawn)

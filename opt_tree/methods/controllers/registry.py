@@ -12,7 +12,7 @@ from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.models.named import resolve
 from opt_tree.opt import OptTree
-from opt_tree.policy import TreePolicy, chooses
+from opt_tree.policy import TreePolicy
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,12 @@ class ControllerRequest:
 
 Make = Callable[[str, ControllerRequest], TreePolicy]
 """From the folder that a spec names, empty for a controller that reads no files."""
+
+
+def chooses(made: object) -> bool:
+    """Whether it is a controller, or a class of them: a policy with a `choose` of its own."""
+    kind = made if isinstance(made, type) else type(made)
+    return issubclass(kind, TreePolicy) and kind.choose is not TreePolicy.choose
 
 
 def _of_object(name: str, made: Any) -> Make:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from opt_tree.answers import LogProbs
-from opt_tree.drafter import Asked, Drafter, described
+from opt_tree.drafter import Asked, Drafter
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
 from opt_tree.step import Outcome
@@ -113,3 +113,9 @@ def settings_of(drafter: Drafter) -> dict[str, Any]:
     """What of a drafter decides the answers, its calibration among it."""
     own = drafter.settings
     return own if drafter.temperature == 1 else own | {"sharpening": drafter.temperature}
+
+
+def described(drafter: Drafter) -> str:
+    """What drafts, and how it is calibrated, for a reader of a table."""
+    what = drafter.describe()
+    return what if drafter.temperature == 1 else f"{what}, sharpened by temperature {drafter.temperature:.2f}"

@@ -16,13 +16,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.drafter import Drafter
-from opt_tree.errors import nearest, one_line, require
+from opt_tree.errors import one_line, require
 from opt_tree.methods.own_files import files_in, split_name
 from opt_tree.methods.registry import Method, Registry
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 from opt_tree.models.checkpoints import CheckpointError, check_is_there, find_file, read_calibration, read_config
 from opt_tree.models.named import check_model, resolve
+from opt_tree.system.nearest import nearest
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import numpy as np
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.verifiers.registry import register
-from opt_tree.methods.verifiers.walks import Attempt, Node, drafted_from, node_at, residual, walk_up
+from opt_tree.methods.verifiers.rules import Attempt, all_but_chains, computes
+from opt_tree.methods.verifiers.walks import Node, drafted_from, node_at, residual, walk_up
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
@@ -44,7 +45,8 @@ def along(rows: Sequence[int], nodes: Sequence[Node]) -> Iterator[Attempt]:
 
 
 @register("block", about="judges a chain as a whole instead of token by token", paper="2403.10444")
-@valid_for(IID, WithoutReplacement, attempts=longest_first, chains_only=True)
+@valid_for(IID, WithoutReplacement, refuses=all_but_chains)
+@computes(attempts=longest_first)
 def block(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Accept the longest prefix that passes its own coin; no verifier of a single chain accepts more on average.
 

@@ -9,11 +9,12 @@ from jaxtyping import Float, Int
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.verifiers.naive_tree import first_child
 from opt_tree.methods.verifiers.registry import register
+from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import walk_down
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verify import Probs, Verdict, valid_for
+from opt_tree.verify import Verdict, valid_for
 
 CONTESTED = 5
 """Tokens whose pairs are settled by the linear programme; the others by the order of their need. n of them are
@@ -116,7 +117,8 @@ def tournament(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]
 
 
 @register("khisti", about="selects one child by importance weights, then judges that one", paper="2410.18234")
-@valid_for(IID, branching=tournament)
+@valid_for(IID)
+@computes(branching=tournament)
 def khisti(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Select one of several independent children by a linear programme, then judge it by speculative sampling.
 

@@ -5,11 +5,12 @@ from jaxtyping import Int
 
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.verifiers.registry import register
+from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import walk_down
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verify import Probs, Verdict, valid_for
+from opt_tree.verify import Verdict, valid_for
 
 
 def sequential(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -48,7 +49,8 @@ def threshold(target: Probs, draft: Probs, k: int) -> float:
 
 
 @register("k_seq", about="k-sequential selection: all children against one threshold (SpecTr)", paper="2310.15141")
-@valid_for(IID, branching=sequential)
+@valid_for(IID)
+@computes(branching=sequential)
 def k_seq(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try independent children one after the other at a common discount rho (SpecTr).
 

@@ -7,11 +7,12 @@ from jaxtyping import Int
 
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.verifiers.registry import register
+from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import in_turn, walk_down
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verify import Probs, Verdict, valid_for
+from opt_tree.verify import Verdict, valid_for
 
 
 def in_rounds(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -27,7 +28,8 @@ def in_rounds(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"])
     about="one child after the other, each against what the rejections before it left over (SpecInfer)",
     paper="2305.09781",
 )
-@valid_for(IID, branching=in_rounds)
+@valid_for(IID)
+@computes(branching=in_rounds)
 def multi_round(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try the children in the order they were drawn, each against the residual of the ones before it (SpecInfer).
 

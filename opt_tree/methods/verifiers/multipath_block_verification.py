@@ -8,11 +8,12 @@ from jaxtyping import Float
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.verifiers.block_verification import along
 from opt_tree.methods.verifiers.registry import register
-from opt_tree.methods.verifiers.walks import Attempt, Node, below, drafted_from, node_at, walk_up
+from opt_tree.methods.verifiers.rules import Attempt, Probs, all_but_even, computes
+from opt_tree.methods.verifiers.walks import Node, below, drafted_from, node_at, walk_up
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verify import Probs, Verdict, valid_for
+from opt_tree.verify import Verdict, valid_for
 
 Counts = Float[np.ndarray, " counts"]
 """The probability of each number, 0 first, up to a common factor."""
@@ -74,7 +75,8 @@ def chosen_from(draft: Probs, ratio: Float[np.ndarray, " possible"], drawn: Coun
     about="chooses among independent paths by p / q, and judges the chosen one as a whole (GBV)",
     paper="2602.16961",
 )
-@valid_for(IID, attempts=best_path, even_only=True)
+@valid_for(IID, refuses=all_but_even)
+@computes(attempts=best_path)
 def multipath_block(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Choose the path whose tokens the target likes best against the drafter, and judge it by block verification.
 

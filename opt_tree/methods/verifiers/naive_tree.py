@@ -6,11 +6,12 @@ from jaxtyping import Int
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.verifiers.registry import register
+from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import residual, walk_down
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verify import Probs, Verdict, valid_for
+from opt_tree.verify import Verdict, valid_for
 
 
 def first_child(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -26,7 +27,8 @@ def first_child(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"
 
 
 @register("naive", about="speculative sampling of the first child, the others only by luck", paper="2211.17192")
-@valid_for(IID, WithoutReplacement, branching=first_child)
+@valid_for(IID, WithoutReplacement)
+@computes(branching=first_child)
 def naive(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Judge the first child by speculative sampling; a rejection's residual draw may still hit one of its siblings.
 

@@ -7,11 +7,12 @@ from jaxtyping import Int
 
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.verifiers.registry import register
+from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import in_turn, walk_down
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verify import Probs, Verdict, valid_for
+from opt_tree.verify import Verdict, valid_for
 
 
 def shrinking(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -35,7 +36,8 @@ def without(draft: Probs, token: int | np.integer) -> Probs:
     about="recursive rejection of distinct children, each against what it was drawn from",
     paper="2402.12374",
 )
-@valid_for(WithoutReplacement, branching=shrinking)
+@valid_for(WithoutReplacement)
+@computes(branching=shrinking)
 def without_replacement(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try distinct children in the order they were drawn (Sequoia's verification; RRSw).
 

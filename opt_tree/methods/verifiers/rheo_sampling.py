@@ -9,11 +9,12 @@ from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.verifiers.recursive_rejection import without
 from opt_tree.methods.verifiers.registry import register
+from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import in_turn, walk_down
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verify import Probs, Verdict, valid_for
+from opt_tree.verify import Verdict, valid_for
 
 
 def by_proposal(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -33,7 +34,8 @@ def by_proposal(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"
     about="one drawn child, then the most probable ones, each against what proposed it (RheoSampling)",
     paper="2609.21827",
 )
-@valid_for(BestAndDraw, WithoutReplacement, branching=by_proposal)
+@valid_for(BestAndDraw, WithoutReplacement)
+@computes(branching=by_proposal)
 def rheo(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try the one that was drawn, then the best token, then the others, each against the distribution that proposed it.
 

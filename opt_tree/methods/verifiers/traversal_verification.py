@@ -9,7 +9,8 @@ from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.verifiers.recursive_rejection import without
 from opt_tree.methods.verifiers.registry import register
-from opt_tree.methods.verifiers.walks import Attempt, below, drafted_from, node_at, walk_up
+from opt_tree.methods.verifiers.rules import Attempt, computes
+from opt_tree.methods.verifiers.walks import below, drafted_from, node_at, walk_up
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
@@ -49,7 +50,8 @@ def _attempts(tree: Tree, logits: Logits, rows: Int[np.ndarray, " equal"], weigh
 
 
 @register("traversal", about="judges from the leaves to the root, so that a path counts as a whole", paper="2505.12398")
-@valid_for(IID, WithoutReplacement, attempts=leaves_first)
+@valid_for(IID, WithoutReplacement)
+@computes(attempts=leaves_first)
 def traversal(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Accept the first path that survives, leaves before their parents.
 

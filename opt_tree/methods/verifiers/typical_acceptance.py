@@ -9,7 +9,8 @@ from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.verifiers.registry import register
-from opt_tree.methods.verifiers.walks import Attempt, target_probs_at, walk_up
+from opt_tree.methods.verifiers.rules import Attempt, computes
+from opt_tree.methods.verifiers.walks import target_probs_at, walk_up
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
@@ -35,7 +36,8 @@ def longest_typical(tree: Tree, logits: Logits) -> Iterator[Attempt]:
 
 
 @register("typical", about="keeps what the target finds plausible (Medusa's rule); not lossless", paper="2401.10774")
-@valid_for(TopK, IID, WithoutReplacement, BestAndDraw, attempts=longest_typical, lossy=True)
+@valid_for(TopK, IID, WithoutReplacement, BestAndDraw, lossy=True)
+@computes(attempts=longest_typical)
 def typical(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Accept the longest path whose every token the target finds plausible, then draw from the target (Medusa).
 

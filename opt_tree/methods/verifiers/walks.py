@@ -6,7 +6,7 @@ the host, one node at a time; the logits and the drafter's distributions stay on
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,26 +14,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.answers import probs_of
 from opt_tree.children import TopK
+from opt_tree.methods.children.draws import probs_of
+from opt_tree.methods.verifiers.rules import Attempts, Branching, Probs, attempts_of, branching_of
 from opt_tree.random import Random
 from opt_tree.sampling import LazyLogits, Logits
 from opt_tree.tree import Tree, fetch, on_host
-from opt_tree.verify import Attempts, Branching, Probs, Verdict, Verifier
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One attempt of a bottom-up verifier: accept the path to `row`, or go on to the next attempt."""
-
-    row: int
-    probability: float
-    """Of accepting it, given that all attempts before failed; 1 for the last."""
-    token_probs: Probs
-    """The distribution of the token emitted behind it."""
-    tokens: Int[np.ndarray, " tokens"] | None = None
-    """The tokens that it is over; None: the vocabulary."""
-
+from opt_tree.verify import Verdict, Verifier
 
 # Rows: a list of tree rows that carry the same tokens from the root, first one first. Siblings drawn independently may
 # be equal; they are one node then, with all their children in a row, and those children are still i.i.d.
@@ -176,9 +163,9 @@ def block_efficiency(tree: Tree, target_probs: Float[Tensor, "rows vocab"], veri
     verifier's rule at every node. `target_probs`: the target's distribution behind every row of the tree.
     """
     logits = target_probs.log()
-    if verifier.attempts is not None:
+    if (attempts := attempts_of(verifier)) is not None:
         left, expected = 1.0, 0.0
-        for attempt in verifier.attempts(tree, logits):
+        for attempt in attempts(tree, logits):
             expected += left * attempt.probability * (1 + tree.depths[attempt.row])
             left *= 1 - attempt.probability
         return float(expected)
@@ -191,7 +178,7 @@ def reached(tree: Tree, target_probs: Float[Tensor, "rows vocab"], verifier: Ver
     As exact as `block_efficiency`, which is the sum. A tree cut behind a depth has the same numbers as far as it goes.
     """
     logits = target_probs.log()
-    if verifier.branching is None:
+    if (branching := branching_of(verifier)) is None:
         raise ValueError(f"verifier {verifier.__name__} has no branching rule to compute its block efficiency from")
     if tree.nodes and verifier.valid_for and TopK not in verifier.valid_for:
         drafted_from(tree)
@@ -202,7 +189,7 @@ def reached(tree: Tree, target_probs: Float[Tensor, "rows vocab"], verifier: Ver
         found[depths[rows[0]]] += probability
         children = below(tree, rows)
         if len(children):
-            tokens, emitted = _emitted(tree, logits, rows, children, verifier.branching)
+            tokens, emitted = _emitted(tree, logits, rows, children, branching)
             for token in np.unique(tree.tokens[children]):
                 equal = children[tree.tokens[children] == token]
                 open_nodes.append((equal, probability * float(emitted[tokens.searchsorted(token)])))

@@ -13,13 +13,13 @@ from typing import Any
 from tqdm import tqdm
 
 from opt_tree.backends.package_cache import file_digest, locked
-from opt_tree.errors import nearest
 from opt_tree.models import DEMO
 from opt_tree.models.checkpoints import CheckpointError, check_is_folder, hub_is_away, refused
 from opt_tree.models.known import KNOWN, Known, part_of
 from opt_tree.models.named import download as sources
 from opt_tree.models.named import gguf as converted
 from opt_tree.models.room import check_disk, check_memory, least_memory
+from opt_tree.system.nearest import nearest
 
 
 def resolve(path: str, part: str) -> str:

@@ -63,14 +63,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.answers import LogProbs, probs_of
+from opt_tree.answers import LogProbs
 from opt_tree.decoder import Decoder
+from opt_tree.methods.children.draws import probs_of
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.controllers.selected import SelectedTree
 from opt_tree.methods.controllers.selector import Action, RootFacts, Selector, TreeMenu
 from opt_tree.methods.drafters.seen import Seen
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.methods.verifiers.rules import branching_of
 from opt_tree.methods.verifiers.walks import reached
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
@@ -107,7 +109,7 @@ def judge_of(name: str) -> Verifier:
         check(VERIFIERS[name].make, IID((2,)))
     except TypeError as error:
         raise ValueError(str(error)) from error
-    if VERIFIERS[name].make.branching is None:
+    if branching_of(VERIFIERS[name].make) is None:
         raise ValueError(f"the selector is trained for verifiers that walk down a tree, which {name} does not")
     return VERIFIERS[name].make
 

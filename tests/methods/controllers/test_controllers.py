@@ -28,6 +28,7 @@ from opt_tree import (
     prove,
 )
 from opt_tree.answers import LogProbs
+from opt_tree.methods.children.draws import draws_of
 from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.controllers.beta_length import BetaLength
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength
@@ -71,8 +72,9 @@ class Peeking(TreePolicy):
         self.random, self.policies = random, (Sampled.chain(1), Static.empty())
 
     def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
-        drawn = self.random.iid(root.values.softmax(-1), 1)
-        self.random.iid = lambda probs, k: drawn
+        draws = draws_of(self.random)
+        drawn = draws.iid(root.values.softmax(-1), 1)
+        draws.iid = lambda probs, k: drawn
         return self.policies[int(drawn) != 0]
 
 

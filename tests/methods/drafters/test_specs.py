@@ -3,8 +3,7 @@
 import pytest
 
 from opt_tree import CausalLMDrafter, CheckpointError, EagleDrafter, load_drafter, load_pair
-from opt_tree.drafter import described
-from opt_tree.methods.drafters.around import settings_of
+from opt_tree.methods.drafters.around import described, settings_of
 from opt_tree.methods.drafters.combined.grafted import Grafted
 from opt_tree.methods.drafters.combined.rasd import Rasd
 from opt_tree.methods.drafters.registry import DrafterOptions, parse_spec

@@ -50,9 +50,10 @@ from opt_tree import (
     match,
     prove,
 )
-from opt_tree.answers import LogProbs, probs_of
+from opt_tree.answers import LogProbs
 from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.drawn import proposal
+from opt_tree.methods.children.draws import Among, Draws, draws_of, probs_of
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
@@ -69,12 +70,12 @@ from opt_tree.methods.verifiers.multipath_block_verification import chosen_from,
 from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.methods.verifiers.recursive_rejection import without, without_replacement
 from opt_tree.methods.verifiers.rheo_sampling import rheo
+from opt_tree.methods.verifiers.rules import Attempt, Branching, branching_of
 from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.methods.verifiers.typical_acceptance import typical
-from opt_tree.methods.verifiers.walks import Attempt, block_efficiency, walk_up
-from opt_tree.random import Among
+from opt_tree.methods.verifiers.walks import block_efficiency, walk_up
 from opt_tree.tools.enumeration import continued, distance
-from opt_tree.verify import Branching, check
+from opt_tree.verify import check
 
 CONTEXT = (0,)
 
@@ -171,7 +172,7 @@ def target_of(laws: str) -> Callable[[Text], np.ndarray]:
     return lambda text: processed((*CONTEXT, *text))
 
 
-def draws_of(policy: str, laws: str) -> int:
+def targets_draws(policy: str, laws: str) -> int:
     """How many combinations of draws `match` makes over all trees: one a row."""
     return sum(int((scores.softmax(-1) > 0).sum(-1).prod()) for _, _, scores in trees_of(policy, laws))
 
@@ -193,7 +194,7 @@ def pairs_of(policy: str, laws: str) -> list[Verifier]:
     return [
         verifier
         for verifier in LOSSLESS
-        if exact_for(verifier, children) and (verifier is not match or draws_of(policy, laws) < 10_000)
+        if exact_for(verifier, children) and (verifier is not match or targets_draws(policy, laws) < 10_000)
     ]
 
 
@@ -245,9 +246,9 @@ def test_the_loop_emits_the_processed_targets_law(policy: TreePolicy, verifier: 
 
 
 BRANCHING: dict[str, tuple[Branching, bool]] = {  # and whether it is exact for independent draws
-    verifier.__name__: (verifier.branching, IID in verifier.valid_for)
+    verifier.__name__: (branching_of(verifier), IID in verifier.valid_for)
     for verifier in LOSSLESS
-    if verifier.branching is not None
+    if branching_of(verifier) is not None
 }
 SHAPES = st.sampled_from([(2, 1), (2, 3), (4, 2), (3, 3), (6, 2)])
 
@@ -669,8 +670,12 @@ def test_shapes(policy: Sampled, widths: list[int]) -> None:
     assert policy.nodes == tree.nodes == sum(widths) and policy.max_depth == len(widths)
 
 
-class ByLaw(Random):
-    """A `Random` whose draws are a function of the law they are made from: every run draws the same below a path."""
+class ByLaw(Random, Draws):
+    """Its draws are a function of the law they are made from: every run draws the same below a path."""
+
+    def __init__(self) -> None:
+        Random.__init__(self)
+        self.beside[Draws] = self
 
     def distinct(self, probs: Float[Tensor, "rows vocab"], k: int, among: Among | None = None) -> Int[Tensor, "rows k"]:
         orders = []
@@ -750,7 +755,7 @@ def test_rheos_draw_is_ranked_whatever_comes_out() -> None:
             if not probs[token]:
                 continue
             pool = BestAndDraw(4).pool(0, T1, Random())
-            pool._random.iid = lambda rest, k, token=token: torch.full((len(rest), k), token)  # type: ignore[method-assign,union-attr]
+            draws_of(pool._random).iid = lambda rest, k, token=token: torch.full((len(rest), k), token)  # type: ignore[method-assign]
             pool.add(LogProbs(torch.tensor([probs], dtype=torch.float64).log()))
             others = sorted((p for t, p in enumerate(probs) if t not in (1, token) and p), reverse=True)
             assert pool.tokens[1:3].tolist() == [1, token]
@@ -782,7 +787,7 @@ def test_equal_siblings_cost_the_drafter_one_row() -> None:
     drafter = TableDrafter(hashed_laws(2, VOCAB))
     random = Random()
     layers = iter([[[1, 2, 1]], [[0], [2], [0]], [[1], [1], [2]]])
-    random.iid = lambda probs, k: torch.tensor(next(layers))  # type: ignore[method-assign]
+    draws_of(random).iid = lambda probs, k: torch.tensor(next(layers))  # type: ignore[method-assign]
     tree = draft(drafter, Sampled.chains(3, 3), list(CONTEXT), 3, T1, random)
     assert tree.parents.tolist() == [-1, 0, 0, 0, 1, 2, 3, 4, 5, 6]
     assert drafter.expanded == [[(1,), (2,)], [(1, 0), (2, 2)]]

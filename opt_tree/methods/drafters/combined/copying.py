@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from opt_tree.answers import LogProbs
-from opt_tree.drafter import Asked, Drafter, described
-from opt_tree.methods.drafters.around import settings_of
-from opt_tree.methods.drafters.combined.grafted import Joined
+from opt_tree.drafter import Asked, Drafter
+from opt_tree.methods.drafters.around import described, settings_of
+from opt_tree.methods.drafters.combined.grafted import Joined, numbered
 from opt_tree.methods.drafters.registry import DrafterOptions, load_drafter, register
 from opt_tree.methods.drafters.tables.ngram import BETA, NGramDrafter
 from opt_tree.models.chain_lm import AnyLM
@@ -56,7 +56,7 @@ class Copying(Joined):
 
     def accept(self, outcome: Outcome) -> None:
         rows = outcome.tree.draft_rows
-        self.drafter.accept(outcome if self.led else outcome.numbered(np.full_like(rows, -1)))
+        self.drafter.accept(outcome if self.led else numbered(outcome, np.full_like(rows, -1)))
         self.text.accept(outcome)
 
     def describe(self) -> str:

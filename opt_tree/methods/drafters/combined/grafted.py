@@ -4,13 +4,15 @@ Owns who answers for which layer. Trees grow by layers, so that the model's node
 the others it never hears.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
-from opt_tree.drafter import Asked, Drafter, described
+from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import counted
-from opt_tree.methods.drafters.around import DrafterAround, settings_of
+from opt_tree.methods.drafters.around import DrafterAround, described, settings_of
 from opt_tree.methods.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.methods.drafters.tables.lookup import Lookup, Tails, load_with_table
 from opt_tree.models.chain_lm import AnyLM
@@ -88,7 +90,7 @@ class Grafted(Joined):
     def accept(self, outcome: Outcome) -> None:
         # To the model its own rows: what it never ran is no row of its cache.
         own = [row if row <= self._own else -1 for row in outcome.tree.draft_rows.tolist()]
-        self.drafter.accept(outcome.numbered(np.array(own)))
+        self.drafter.accept(numbered(outcome, np.array(own)))
         self.table.accept(outcome)
 
     def describe(self) -> str:
@@ -111,3 +113,8 @@ def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     model, table = load_with_table(f"graft:{depth}", pair, target, options)
     with refused(f"graft:{path}"):
         return Grafted(model, table, int(depth))
+
+
+def numbered(outcome: Outcome, draft_rows: Int[np.ndarray, " rows"]) -> Outcome:
+    """Return the same outcome for a drafter that was handed other nodes, or the same ones in another order."""
+    return replace(outcome, tree=replace(outcome.tree, draft_rows=draft_rows))

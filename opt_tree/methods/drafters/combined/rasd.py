@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Int
 
 from opt_tree.answers import LogProbs
 from opt_tree.children import TopK
-from opt_tree.drafter import Asked, Drafter, described
-from opt_tree.methods.drafters.around import settings_of
-from opt_tree.methods.drafters.combined.grafted import Joined
+from opt_tree.drafter import Asked, Drafter
+from opt_tree.methods.drafters.around import described, settings_of
+from opt_tree.methods.drafters.combined.grafted import Joined, numbered
 from opt_tree.methods.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.methods.drafters.tables.lookup import Lookup, Tails, few, load_with_table
 from opt_tree.methods.drafters.tables.store import StoreDrafter
@@ -58,7 +58,7 @@ class ExpandedRows:
     def share_of(self, outcome: Outcome) -> Outcome:
         """Return the same outcome as far as it is the model's: rows that it never ran are no rows of its cache."""
         rows = outcome.tree.draft_rows
-        return outcome.numbered(np.where(rows < 0, -1, np.array(self._of)[rows]))
+        return numbered(outcome, np.where(rows < 0, -1, np.array(self._of)[rows]))
 
 
 class Rasd(Joined):
@@ -220,14 +220,15 @@ def _spread(answers: list[dict[int, float]], asked: list[bool]) -> list[dict[int
 
 def _probs(answer: LogProbs) -> list[dict[int, float]]:
     """Return an answer as {token: probability} a row, the likeliest first."""
-    if answer.names_few:
+    few = answer.tokens is not None and answer.tokens.ndim == 2
+    if few:
         log_probs, order = answer.values.sort(dim=1, descending=True, stable=True)
     else:
         log_probs, order = answer.values.topk(min(_COLUMNS, answer.values.shape[1]))
     tokens = order
     if answer.tokens is not None:
         named = send(answer.tokens, order.device)
-        tokens = named.gather(1, order) if answer.names_few else named[order]
+        tokens = named.gather(1, order) if few else named[order]
     names, probs = fetch(tokens, log_probs.exp())
     return [
         {token: prob for token, prob in zip(*row, strict=True) if prob > 0}
