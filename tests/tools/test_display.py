@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
 import transformers
 from by_hand import WORDS, generation_of, step_of, tree_of, word
 from byte_tokenizer import STOP, byte_tokenizer
@@ -102,6 +103,18 @@ def test_incremental_text_is_the_decoded_text(tokenizer, text):
     decoder = IncrementalText(tokenizer)
     tokens = tokenizer(text).input_ids
     assert "".join([*(decoder.add(token) for token in tokens), decoder.rest()]) == text
+
+
+def test_incremental_text_keeps_the_space_behind_a_special_token():
+    """With sentencepiece, whose decoder drops the space of a text's first word: a special token alone begins none."""
+    vocab = {"</s>": 0, "▁the": 1, "▁cat": 2, "s": 3}
+    built = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="</s>"))
+    built.decoder = tokenizers.decoders.Metaspace()
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=built, eos_token="</s>")
+    for tokens in ([1, 0, 2, 3], [0, 0, 1, 0, 0, 2], [1, 2, 0, 3, 1]):
+        decoder = IncrementalText(words)
+        whole = words.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert "".join([*(decoder.add(token) for token in tokens), decoder.rest()]) == whole
 
 
 def test_the_page_is_whole_self_contained_and_escaped(tokenizer, tree):

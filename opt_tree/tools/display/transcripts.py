@@ -56,8 +56,9 @@ class IncrementalText:
         text = self._grown()
         if text.endswith("\ufffd"):
             return ""
-        # What was just completed is the context in which the next token's spaces are decoded.
-        self._before, self._held = self._held, []
+        # What was just completed is the context in which the next token's spaces are decoded. A special token alone
+        # would be none: sentencepiece drops the space of a text's first word.
+        self._before, self._held = self._held if text else self._before + self._held, []
         return text.translate(VISIBLE)
 
     def rest(self) -> str:
