@@ -15,7 +15,7 @@ from torch import Tensor
 from opt_tree.decode import Run, check_policies, next_step, prefill
 from opt_tree.drafter import Drafter
 from opt_tree.errors import require
-from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt, warn_of_settings
+from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt
 from opt_tree.grow import Asking
 from opt_tree.grow import run as run_alone
 from opt_tree.policy import TreePolicy
@@ -110,7 +110,7 @@ class Decoder:
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
         for a temperature above 0 with the verifier `greedy`, and TypeError for an argument of another kind.
         """
-        warn_of_settings(self.target, sampling)
+        self.target.about_to_decode(sampling)
         asking = self.answer(prompt, max_new_tokens, sampling, stop, streamer, seed, reuse, recorder, **others)
         return self.led(lambda: self.compute(asking))
 
@@ -198,7 +198,7 @@ class Decoder:
         run = self._run(prompt, max_new_tokens, sampling, random or Random(), reuse)
         stop = rule_for(stop, self.target.ends)
         run.ends = ends_of(stop)
-        warn_of_settings(self.target, sampling)
+        self.target.about_to_decode(sampling)
         return self._in_turns(run, stop)
 
     def _in_turns(self, run: Run, stop: StopRule | None) -> Iterator[Step]:

@@ -1,7 +1,6 @@
 """What goes into a generation and what comes out: a checked prompt, a finished `Generation`."""
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -11,7 +10,6 @@ import numpy as np
 from torch import Tensor
 
 from opt_tree.errors import require
-from opt_tree.sampling import Temperature
 from opt_tree.step import Step
 from opt_tree.target import Target
 
@@ -86,18 +84,6 @@ def check_prompt(prompt: Any, target: Target) -> list[int]:
     if min(ids) < 0 or max(ids) >= target.vocab:
         raise ValueError(f"token {max(ids) if min(ids) >= 0 else min(ids)} is outside the vocabulary of {target.vocab}")
     return [int(token) for token in ids]
-
-
-def warn_of_settings(target: Target, sampling: Temperature) -> None:
-    """Warn, once a target, that its checkpoint asks for processors which are not there; whoever gives some knows."""
-    if target.told or getattr(sampling, "processors", None) or not target.left_out:
-        return
-    target.told = True
-    warnings.warn(
-        f"{target.name}: its generation_config has {', '.join(target.left_out)}, which only model.generate applies "
-        "(with custom_generate, too); here give it as Sampling(processors=...)",
-        stacklevel=3,
-    )
 
 
 def check_others(given: Mapping[str, Any]) -> None:

@@ -154,10 +154,6 @@ class Target(ABC):
     """Why the context ends there, where that is not the model's own end: for messages."""
     ends: frozenset[int] = frozenset()
     """The tokens at which its answers end, as far as they are known: a generation stops there unless told otherwise."""
-    left_out: tuple[str, ...] = ()
-    """Settings of its checkpoint that would change a text and that only `transformers` applies, as a warning says."""
-    told: bool = False
-    """Whether the warning was given."""
     device: torch.device = torch.device("cpu")
     work: Work = Work()
     length: int = 0
@@ -171,6 +167,9 @@ class Target(ABC):
     def __repr__(self) -> str:
         size = getattr(self, "size", f"{self.vocab} logits a row")
         return f"<{type(self).__name__} {self.name}: {size}, {self.max_context} tokens of context>"
+
+    def about_to_decode(self, sampling: Any) -> None:  # noqa: B027 - few have something to say
+        """Hear how texts will be drawn, once for each call of a user; one who has a warning gives it here."""
 
     def reset(self) -> None:
         """Forget the context. A subclass that holds one extends this."""
