@@ -14,11 +14,11 @@ import numpy as np
 
 from opt_tree.answers import LogProbs
 from opt_tree.drafter import Drafter
+from opt_tree.generation import Outcome, Step, StepTimes
 from opt_tree.grow import Asking, answer_of, grow, layers_left, warn_of_end
 from opt_tree.policy import TreePolicy, check_grows
 from opt_tree.random import Random
 from opt_tree.sampling import LazyLogits, Logits, Temperature
-from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Target, Work
 from opt_tree.tree import on_host, send
 from opt_tree.verify import Verifier, check

@@ -15,14 +15,13 @@ from torch import Tensor
 from opt_tree.decode import Run, check_policies, next_step, prefill
 from opt_tree.drafter import Drafter
 from opt_tree.errors import require
-from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt
+from opt_tree.generation import Generation, Step
 from opt_tree.grow import Asking
 from opt_tree.grow import run as run_alone
 from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
+from opt_tree.request import StopRule, StopTokens, check_new_tokens, check_others, check_prompt, ends_of, rule_for
 from opt_tree.sampling import Temperature
-from opt_tree.step import Step
-from opt_tree.stop import StopRule, StopTokens, ends_of, rule_for
 from opt_tree.target import Target, lock_of
 from opt_tree.verify import Verifier, check_temperature, greedy, match
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from opt_tree.answers import LogProbs
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import require
+from opt_tree.generation import Outcome
 from opt_tree.model import Model
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Drafted, Forward, Output
 from opt_tree.tree import send
 

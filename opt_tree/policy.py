@@ -10,8 +10,8 @@ from jaxtyping import Int
 from opt_tree.answers import LogProbs
 from opt_tree.children import Children
 from opt_tree.errors import require
+from opt_tree.generation import Outcome, Step
 from opt_tree.pool import CandidatePool
-from opt_tree.step import Outcome, Step
 
 if TYPE_CHECKING:
     from opt_tree.target import Output  # a policy is loaded without what runs a model

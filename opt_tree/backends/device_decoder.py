@@ -23,9 +23,9 @@ from opt_tree.cache import KVCache
 from opt_tree.decode import Run
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
+from opt_tree.generation import Outcome, Step, StepTimes
 from opt_tree.grow import Asking, layers_left, warn_of_end
 from opt_tree.model import Model
-from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.tree import Tree, send
 from opt_tree.verify import greedy, match
 

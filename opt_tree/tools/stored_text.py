@@ -7,7 +7,7 @@ import torch
 
 from opt_tree.decoder import Decoder
 from opt_tree.methods.policies.static import Static
-from opt_tree.stop import StopRule, StopTokens, ends_of, rule_for
+from opt_tree.request import StopRule, StopTokens, ends_of, rule_for
 from opt_tree.target import Forward, Output, Target, TreeForward
 from opt_tree.tree import Tree
 

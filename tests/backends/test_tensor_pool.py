@@ -13,6 +13,7 @@ from opt_tree.answers import LogProbs
 from opt_tree.backends.tensor_growth import Fixed, Growth, first_best
 from opt_tree.backends.tensor_pool import TensorPool, read_tree, tree_of
 from opt_tree.drafter import Drafter
+from opt_tree.generation import Outcome
 from opt_tree.grow import grow, run
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.eagle2 import Eagle2
@@ -20,7 +21,6 @@ from opt_tree.methods.policies.static import EAGLE_1, Static
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import Frontier
-from opt_tree.step import Outcome
 from opt_tree.tools.on_device import growth_of
 from opt_tree.tree import Tree
 

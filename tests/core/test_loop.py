@@ -30,8 +30,8 @@ from opt_tree.model import Model
 from opt_tree.opt import OptTree
 from opt_tree.pool import CandidatePool
 from opt_tree.random import Random
+from opt_tree.request import StopTokens
 from opt_tree.sampling import Temperature
-from opt_tree.stop import StopTokens
 from opt_tree.tree import Tree
 from opt_tree.verify import match, valid_for
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from opt_tree.backends.batch import scheduler, shared_forwards
 from opt_tree.decoder import Decoder
 from opt_tree.errors import counted, require
-from opt_tree.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt
+from opt_tree.generation import Generation
 from opt_tree.grow import Asking, run
+from opt_tree.request import StopRule, StopTokens, check_ids, check_new_tokens, check_others, check_prompt, rule_for
 from opt_tree.sampling import Temperature
-from opt_tree.stop import StopRule, StopTokens, rule_for
 
 T = TypeVar("T")
 

@@ -65,6 +65,7 @@ from tqdm import tqdm
 
 from opt_tree.answers import LogProbs
 from opt_tree.decoder import Decoder
+from opt_tree.generation import Outcome, Step
 from opt_tree.methods.children.draws import probs_of
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.controllers.selected import SelectedTree
@@ -78,7 +79,6 @@ from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
 from opt_tree.random import Random
 from opt_tree.sampling import Logits, Temperature, whole
-from opt_tree.step import Outcome, Step
 from opt_tree.system.command_line import from_fields
 from opt_tree.target import Output
 from opt_tree.tools.cost_files import read_costs
