@@ -16,7 +16,7 @@ from torch import Tensor
 from opt_tree.backend import Backend, Inputs, Mask
 from opt_tree.cache import KVCache, inference
 from opt_tree.masks import tree_mask
-from opt_tree.target import Drafted, Forward, Output, Target, TreeForward, Work, shared
+from opt_tree.target import Drafted, Forward, Output, Target, Work, shared
 from opt_tree.tree import send
 
 PREFILL = 512
@@ -113,7 +113,7 @@ class Model(Target):
 
         A text, or a tree, comes behind the context: pending rows are dropped.
         """
-        if forward.goes_on or isinstance(forward, TreeForward):
+        if forward.goes_on or forward.tree is not None:
             self.cache.truncate(self.length)
         rows = len(forward.tokens)
         if not rows:

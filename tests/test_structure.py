@@ -336,7 +336,7 @@ WIDE_FUNCTIONS = {
     "experiments/other_engines/measuring.py: _try": "a peer, where it runs, and the processes that it may share",
     "evaluation/timing.py: interleave": "what a measurement may choose",
     "opt_tree/integrations/published_api.py: _generate": PUBLISHED,
-    "opt_tree/grow.py: grow": "everything that a tree depends on, so that it is a function",
+    "opt_tree/decode.py: grow": "everything that a tree depends on, so that it is a function",
     "opt_tree/decoder.py: generate": "what a user of the loop may choose",
     "opt_tree/decoder.py: answer": "the same, as a generator",
     "opt_tree/decoder.py: steps": "the same, a step at a time",

@@ -37,7 +37,7 @@ from opt_tree.models.positions import context_limit, rope_border
 from opt_tree.models.probe import check_tree_mask
 from opt_tree.models.quantised_layers import weights_of
 from opt_tree.models.tensor_parallel import Spread, ranks_of, tell
-from opt_tree.target import Forward, Output, TreeForward, shared
+from opt_tree.target import Forward, Output, shared
 
 if TYPE_CHECKING:
     from opt_tree.models.split_target import SplitTarget
@@ -213,7 +213,7 @@ class CausalLM(TellsLeftOut, WithWindows):
 
     def run(self, forward: Forward) -> Output:
         """See `Model.run`. Whoever has run lower layers of a tree's rows goes on from there."""
-        if isinstance(forward, TreeForward):
+        if forward.tree is not None:
             ahead, self.ahead, self.places = self.ahead, None, None
             if ahead is not None:
                 return ahead.run(forward)

@@ -38,7 +38,7 @@ from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.left_out import TellsLeftOut
 from opt_tree.models.positions import context_limit
 from opt_tree.models.tensor_parallel import ranks_of
-from opt_tree.target import Forward, Output, TreeForward, Work
+from opt_tree.target import Forward, Output, Work
 from opt_tree.tree import Tree
 
 _PREFILL_ROWS = 512
@@ -150,8 +150,7 @@ class ChainLM(TellsLeftOut):
         """See `Target.run`."""
         if isinstance(forward, PathsForward):
             return self._extend(forward.rows, forward.tokens)
-        if isinstance(forward, TreeForward):
-            assert forward.tree is not None
+        if forward.tree is not None:
             return self._score(forward.tree)
         assert forward.goes_on, "any other row needs a mask"
         return self._append(forward.tokens.tolist(), forward.last_only)

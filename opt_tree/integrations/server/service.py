@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from opt_tree.decode import check_policies
+from opt_tree.decoder import check_policies
 from opt_tree.drafter import Drafter
 from opt_tree.integrations.server.engine import Engine, Job
 from opt_tree.integrations.server.requests import BaseRequest, Chat, Completion, Refused, TreeOptions
