@@ -56,21 +56,19 @@ class KVCache(Cache):
 
     def __init__(self, shapes: list[LayerShape]) -> None:
         super().__init__(layers=[])
-        self.length = 0
-        self.pending = 0
-        self.capacity = 0
+        self.shapes, self.length, self.pending, self.capacity = shapes, 0, 0, 0
+        self.views: list[Float[Tensor, "1 heads capacity dim"]] = []
+        """The storage of each layer, keys and values in turn; others after `storage_version` has changed."""
         self.storage_version = 0
         """Counts moves of the storage: whoever captured addresses compares it before a replay."""
         self._start, self._rows, self._keys = 0, 0, 0
         self._index: Tensor | None = None
         self._groups: list[Tensor] = []
-        self._keys_of: list[Tensor] = []
-        self._values_of: list[Tensor] = []
-        self._members: dict[tuple, list[tuple[int, str]]] = {}
+        self._members: dict[tuple, list[int]] = {}
+        """Which of the views have a shape: they share a tensor."""
         for layer, s in enumerate(shapes):
-            for kind, dim in (("key", s.key_dim), ("value", s.value_dim)):
-                self._members.setdefault((s.heads, dim, s.dtype, s.device), []).append((layer, kind))
-        self.shapes = shapes
+            for view, dim in enumerate((s.key_dim, s.value_dim), 2 * layer):
+                self._members.setdefault((s.heads, dim, s.dtype, s.device), []).append(view)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -84,27 +82,22 @@ class KVCache(Cache):
         """
         if rows <= self.capacity:
             return
-        capacity, used, groups = max(rows, 2 * self.capacity, 256), self.length + self.pending, []
-        keys_of, values_of = [torch.empty(0)] * len(self.shapes), [torch.empty(0)] * len(self.shapes)
+        capacity, used = max(rows, 2 * self.capacity, 256), self.length + self.pending
+        groups, views = [], [torch.empty(0)] * (2 * len(self.shapes))
         for index, ((heads, dim, dtype, device), members) in enumerate(self._members.items()):
             storage = torch.zeros(len(members), 1, heads, capacity, dim, dtype=dtype, device=device)
             if used:
                 storage[..., :used, :] = self._groups[index][..., :used, :]
             groups.append(storage)
-            for view, (layer, kind) in zip(storage, members, strict=True):
-                (keys_of if kind == "key" else values_of)[layer] = view
-        self._groups, self._keys_of, self._values_of, self.capacity = groups, keys_of, values_of, capacity
+            for member, view in zip(members, storage, strict=True):
+                views[member] = view
+        self._groups, self.views, self.capacity = groups, views, capacity
         self.storage_version += 1
-
-    @property
-    def views(self) -> list[Float[Tensor, "1 heads capacity dim"]]:
-        """The storage of each layer, keys and values in turn; others after `storage_version` has changed."""
-        return [view for pair in zip(self._keys_of, self._values_of, strict=True) for view in pair]
 
     def __getstate__(self) -> dict[str, Any]:
         """The rows in use. Views of a storage would come back apart from it, so they are made again."""
         groups = [storage[..., : self.length + self.pending, :].clone() for storage in self._groups]
-        return self.__dict__ | {"_groups": groups, "_keys_of": [], "_values_of": [], "_index": None, "capacity": 0}
+        return self.__dict__ | {"_groups": groups, "views": [], "_index": None, "capacity": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -137,7 +130,7 @@ class KVCache(Cache):
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Write this layer's rows at the open slots; return the keys and values to attend to. Called by the model."""
-        keys, values = self._keys_of[layer_idx], self._values_of[layer_idx]
+        keys, values = self.views[2 * layer_idx : 2 * layer_idx + 2]
         if self._index is None:
             end = self._start + self._rows
             keys[:, :, self._start : end] = key_states
