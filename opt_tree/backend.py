@@ -41,9 +41,6 @@ class Inputs(NamedTuple):
     """Of a drafter's model. A backend may return the best tokens of each row (`Output.best`)."""
 
 
-_CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"  # renamed in 5.24, with an alias
-
-
 class Meter:
     """Counts the forwards of one model, and their seconds by the host's clock."""
 
@@ -143,8 +140,9 @@ def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
         ) from error
 
 
+_NEWEST = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"  # renamed in 5.24, with an alias
 cache_argument: Callable[[Any], str] = functools.cache(
-    lambda kind: next((name for name in ("cache", "past_key_values") if takes(kind, name)), _CACHE)
+    lambda kind: next((name for name in ("cache", "past_key_values") if takes(kind, name)), _NEWEST)
 )
 """By what name a class of modules takes a transformers cache; where it names none, the installed transformers'."""
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Drafter, answer_of
 from opt_tree.generation import Outcome, Step, StepTimes
 from opt_tree.policy import TreePolicy
-from opt_tree.random import Random
 from opt_tree.request import StopRule, ends_of
-from opt_tree.sampling import LazyLogits, Logits, Temperature
+from opt_tree.sampling import LazyLogits, Logits, Random, Temperature
 from opt_tree.target import Asking, Target, Work
 from opt_tree.tree import Tree, on_host, send
 from opt_tree.verify import Verifier

@@ -17,9 +17,8 @@ from opt_tree.drafter import Drafter
 from opt_tree.errors import require
 from opt_tree.generation import Generation, Step
 from opt_tree.policy import TreePolicy, check_grows
-from opt_tree.random import Random
 from opt_tree.request import StopRule, StopTokens, check_new_tokens, check_others, check_prompt, rule_for
-from opt_tree.sampling import Temperature
+from opt_tree.sampling import Random, Temperature
 from opt_tree.target import Asking, Target, Turns, run_alone
 from opt_tree.verify import Verifier, check, check_temperature, greedy, match
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import require
 from opt_tree.generation import Outcome

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from numbers import Real
 from typing import Any, Self
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.errors import require
 from opt_tree.generation import Outcome
 from opt_tree.pool import Frontier

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
-from opt_tree.answers import LogProbs
-from opt_tree.children import Children
+from opt_tree.children import Children, LogProbs
 from opt_tree.errors import require
 from opt_tree.generation import Outcome, Step
 from opt_tree.pool import CandidatePool

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from opt_tree.answers import LogProbs
 from opt_tree.tree import Tree
 
 
@@ -95,8 +94,8 @@ class CandidatePool:
         """Pool rows of the newest layer."""
         return np.arange(self.layer, self.size)
 
-    def add(self, answer: LogProbs) -> None:
-        """Store the children of the nodes last handed out by `frontier`, at first of the root. One read-back."""
+    def add(self, answer: Any) -> None:
+        """Store what is picked below the nodes last handed out by `frontier`, at first the root. One read-back."""
         self._store(self.children.pick(answer, self._above, self.floor))
 
     def _store(self, picked: Picked) -> None:

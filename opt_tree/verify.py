@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.children import Children
-from opt_tree.random import Random
-from opt_tree.sampling import LazyLogits, Logits
+from opt_tree.sampling import LazyLogits, Logits, Random
 from opt_tree.tree import Tree, fetch, on_host
 
 

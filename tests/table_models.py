@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from opt_tree import Tree
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.pool import Frontier
 from opt_tree.target import Forward, Output, Target, Work
 from opt_tree.tools import enumeration

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.errors import require
 from opt_tree.generation import Outcome, Step
 from opt_tree.methods.children.draws import probs_of

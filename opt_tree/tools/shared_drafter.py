@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Drafter, answer_of
 from opt_tree.generation import Outcome
 from opt_tree.methods.policies.costs import CATCHING_UP

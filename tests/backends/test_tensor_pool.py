@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
 from opt_tree.backends.tensor_growth import Fixed, Growth, first_best
 from opt_tree.backends.tensor_pool import TensorPool, read_tree, tree_of
+from opt_tree.children import LogProbs
 from opt_tree.decode import grow
 from opt_tree.drafter import Drafter
 from opt_tree.generation import Outcome

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.errors import counted
 from opt_tree.generation import Outcome, Step
 from opt_tree.methods.controllers.registry import ControllerRequest, register

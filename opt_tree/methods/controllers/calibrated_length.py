@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.generation import Outcome, Step
 from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.threshold_chain import Chain

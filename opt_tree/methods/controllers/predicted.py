@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.generation import Outcome, Step
 from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.static import Static

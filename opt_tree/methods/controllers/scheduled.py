@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.errors import require
 from opt_tree.generation import Outcome, Step
 from opt_tree.policy import TreePolicy, check_grows

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.answers import LogProbs, log_probs_of
+from opt_tree.children import LogProbs, log_probs_of
 from opt_tree.generation import Outcome, Step
 from opt_tree.methods.controllers.selector import RootFacts, Selector
 from opt_tree.methods.drafters.seen import Seen

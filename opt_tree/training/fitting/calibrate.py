@@ -45,7 +45,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import counted

@@ -27,7 +27,7 @@ from opt_tree import (
     generate_beside,
     prove,
 )
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.generation import Outcome, Step, StepTimes
 from opt_tree.methods.children.draws import draws_of
 from opt_tree.methods.controllers.auto import Auto

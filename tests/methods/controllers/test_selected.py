@@ -13,7 +13,7 @@ from table_models import TableDrafter, hashed_laws
 from tiny_models import HIDDEN, prompt, tiny_drafter, tiny_head
 
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, EagleDrafter, Sampling, Tree, generate_batch
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.generation import Outcome
 from opt_tree.methods.controllers.selected import SelectedTree, entropy
 from opt_tree.methods.controllers.selector import SCALARS, Action, RootFacts, Selector, TreeMenu

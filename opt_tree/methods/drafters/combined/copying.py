@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.around import described, settings_of

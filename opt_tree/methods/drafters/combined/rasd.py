@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from opt_tree.answers import LogProbs
-from opt_tree.children import TopK
+from opt_tree.children import LogProbs, TopK
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.around import described, settings_of

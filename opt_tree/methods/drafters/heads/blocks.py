@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
 from opt_tree.backend import cache_argument
 from opt_tree.cache import KVCache, LayerShape, inference
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Drafter
 from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.heads.block_laws import Below, BlockLaw, Place

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.answers import LogProbs
 from opt_tree.backend import cache_argument
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Drafter
 from opt_tree.errors import counted
 from opt_tree.generation import Outcome

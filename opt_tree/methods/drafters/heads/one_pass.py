@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.heads.eagle import LAST

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import counted
 from opt_tree.generation import Outcome

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.drafter import Drafter
 from opt_tree.generation import Outcome
