@@ -1,8 +1,4 @@
-"""The key/value rows of one model: append, keep a path, drop the rest.
-
-Owns every KV row, and `length`, the number of committed rows. Rows behind it are *pending*: a tree that was scored but
-not yet judged. Knows nothing of trees: it is told which pending rows to keep.
-"""
+"""The key/value rows of one model: append, keep a path, drop the rest. It is told which; it knows nothing of trees."""
 
 import functools
 from collections.abc import Callable
@@ -49,9 +45,8 @@ class KVCache(Cache):
     """KV rows of all layers in one tensor per distinct shape, so that keeping a row is one copy, not 2 x layers.
 
     Invariant: slots below `length` hold the committed context in order, exactly as a fresh prefill would have left
-    them; slots `length ... length + pending` hold rows that the last forwards wrote and nobody has kept yet.
-    `length` is a Python int, set here and nowhere else. Storage grows by doubling, from zeros: an uninitialised slot
-    could hold NaN, which a mask does not silence (0 * NaN).
+    them; slots `length ... length + pending` hold rows that the last forwards wrote and nobody has kept yet, such as a
+    tree that is not yet judged. Storage grows by doubling, from zeros: NaN is not silenced by a mask (0 * NaN).
     """
 
     def __init__(self, shapes: list[LayerShape]) -> None:
@@ -76,10 +71,7 @@ class KVCache(Cache):
 
     @inference
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` slots in all: new storage, to which the rows in use are copied.
-
-        Out of memory the cache stays as it was: nothing of it is assigned before all of the new storage is there.
-        """
+        """Make room for `rows` slots. Nothing is assigned before all is there: out of memory it stays as it was."""
         if rows <= self.capacity:
             return
         capacity, used = max(rows, 2 * self.capacity, 256), self.length + self.pending
@@ -112,9 +104,8 @@ class KVCache(Cache):
     ) -> None:
         """Prepare the next forward: it writes `rows` pending rows and reads the first `keys` slots.
 
-        `index` gives the slots as a tensor (padded mode, where more rows than `rows` may be written); without it the
-        rows go to the consecutive slots behind those in use, by a plain slice. `visible`: which pending rows, these
-        included, each row sees, for layers that keep a state.
+        `index`: the slots, where the forward is padded; None: those behind the slots in use. `visible`: which pending
+        rows, these included, each row sees, for layers that keep a state.
         """
         self._start = self.length + self.pending
         self._rows, self._keys, self._index = rows, keys or self._start + rows, index

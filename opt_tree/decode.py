@@ -165,9 +165,8 @@ class Run:
     def emitted(self, outcome: Outcome, scores: Logits) -> None:
         """Raise ValueError for an emitted token without probability; show what was emitted to the recorder.
 
-        A verifier answers some token for any row of numbers. At temperature 0 a row without an allowed token is
-        answered by some token, as by transformers, and NaN alone counts. On a device a look at the numbers would wait
-        for it: there is none. `scores`: the processed logits of the tree's rows.
+        `scores`: the processed logits of the tree's rows. At temperature 0 NaN alone counts: a row without an allowed
+        token is answered by some token, as by transformers. On a device a look would wait for it: there is none.
         """
         if isinstance(scores, LazyLogits) or on_host(scores):
             for row, token in zip(outcome.path, outcome.tokens, strict=True):

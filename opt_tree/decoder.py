@@ -1,8 +1,4 @@
-"""The loop: a target, a drafter, a tree policy and a verifier, checked once to belong together, step after step.
-
-Its functions are generators of the forwards that they need (`decode.py`): `generate` computes them one by one, another
-driver those of several texts together.
-"""
+"""The loop, step after step: `generate` computes the forwards that `decode.py` asks for, one by one."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,4 @@
-"""Who drafts: asked which tokens may follow these nodes, it answers at once, or asks for a forward and reads it.
-
-A drafter runs no model itself: whoever drives the loop computes the forward, alone or with those of other texts.
-"""
+"""Who drafts: asked which tokens may follow, it answers, or asks whoever drives the loop for a forward first."""
 
 from abc import ABC, abstractmethod
 from numbers import Real

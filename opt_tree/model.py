@@ -1,8 +1,6 @@
 """A causal LM over one text: which rows are run, where they go in the cache, and which of them stay.
 
-Owns shapes: it turns tokens, positions and visibility into the tensors of a forward, which a backend computes. Whoever
-runs several texts together puts one forward between the `prepare` and the `finish` of each. Knows nothing of policies,
-verification and the decoding loop.
+Owns shapes: it turns tokens, positions and visibility into the tensors of a forward, which a backend computes.
 """
 
 from collections.abc import Generator
@@ -24,10 +22,7 @@ PREFILL = 512
 
 
 class Model(Target):
-    """One network with the rows of one text.
-
-    Committed rows are the context; rows behind them stay pending until `commit` keeps some.
-    """
+    """One network with the rows of one text: the context, and rows behind it, pending until `commit` keeps some."""
 
     drafted: Drafted | None = None
     """What a drafter reads of its logits, where one runs it. Compiled forwards are made for that."""

@@ -32,9 +32,9 @@ def check_sizes(least: int = 1, /, **sizes: float) -> None:
 class TreePolicy:
     """Grows a tree from what is in the pool: a frozen dataclass with `children`, `max_depth`, `expand` and `select`.
 
-    A controller is a policy that chooses another one for each step: it sets `policies` and has a `choose`, and may
-    learn in `begin`, called per prompt, and in `observe`, called per step behind `choose`. Nothing has been drawn for
-    the step when it chooses: whatever it does, the output stays exact. Each text decoded beside others has a copy.
+    A controller chooses another one for each step: it sets `policies`, has a `choose`, and may learn in `begin`, called
+    per prompt, and in `observe`, called per step. Nothing has been drawn for the step when it chooses, so the output
+    stays exact. Each text decoded beside others has a copy.
     """
 
     if TYPE_CHECKING:  # declared and not made: a subclass has them as fields, too, which a property here would forbid

@@ -1,7 +1,4 @@
-"""Everything drafted in one step: candidates, which of them were expanded, and the tree made of the chosen ones.
-
-On the host, as numpy arrays: ranking a layer costs microseconds there. Policies read the pool and never write it.
-"""
+"""Everything drafted in one step, on the host: candidates, which were expanded, and the tree of the chosen ones."""
 
 import math
 from typing import Any, NamedTuple
@@ -15,8 +12,8 @@ from opt_tree.tree import Tree
 class Frontier(NamedTuple):
     """The nodes handed to the drafter for expansion.
 
-    Draft row 0 is the root, which is part of the drafter's context; draft row k >= 1 is the k-th node ever expanded in
-    this step, and column k - 1 of `visible`.
+    Draft row 0 is the root, part of the drafter's context; row k is the k-th node expanded in this step, and column
+    k - 1 of `visible`.
     """
 
     tokens: Int[np.ndarray, " frontier"]
@@ -47,7 +44,7 @@ _ITSELF = np.eye(64, k=-1, dtype=bool)
 
 
 class CandidatePool:
-    """Candidates in the order they were drafted: row 0 is the root, then layer after layer.
+    """Candidates in the order they were drafted: the root, then layer after layer. Policies read it and never write.
 
     Invariant: a parent is stored before its children and its reach is at least theirs, so that the n best by a stable
     sort are closed under parents, ties and zero probabilities included.

@@ -20,10 +20,9 @@ from opt_tree.tree import Tree, on_host, send
 
 
 class LazyLogits:
-    """The processed logits of a tree's rows, each computed when it is first asked for.
+    """The processed logits of a tree's rows, each computed when it is first asked for: a walk looks at few of them.
 
-    A top-p cut of all 61 rows of a tree over 128k tokens takes 0.7 s, and a verifier that walks down the tree looks at
-    four of them.
+    A top-p cut of all 61 rows of a tree over 128k tokens takes 0.7 s.
     """
 
     def __init__(self, shape: Sequence[int], compute: Callable[[int], Float[Tensor, " vocab"]]) -> None:
@@ -97,18 +96,17 @@ class Temperature:
 
 
 class Random:
-    """Every random number of a generation, from one seed.
+    """Every random number of a generation, from one seed. It draws from the distributions it is given.
 
     A race decides the t-th emitted token: each token of the vocabulary has its own noise from Exp(1), fixed by (seed,
     t, token) alone, and the one whose noise / probability is least is drawn (`draw`). All nodes of one depth share that
     noise. Only one of them is ever on the accepted path: its draw is an independent one from the target's distribution,
-    and the text of a seed is the same whatever the tree, plain decoding included.
+    and the text of a seed is the same whatever the tree. What takes `fresh` numbers depends on the tree; its
+    distribution does not.
 
-    Why a race (the Gumbel-max trick, arXiv:1411.0030), and not a number that is looked up in the cumulative
-    distribution: there each rounding error moves all borders behind it. Where the log-probabilities of two computations
-    differ by at most d, a race ends differently with probability 2d (1 - sum of p^2) at most (to first order).
-
-    Whatever else is drawn takes `fresh` numbers: the text then depends on the tree, its distribution does not.
+    A race (the Gumbel-max trick, arXiv:1411.0030) hardly minds rounding, which moves all later borders of a cumulative
+    distribution: where two computations' log-probabilities differ by at most d, it ends differently with probability
+    2d (1 - sum of p^2) at most (to first order).
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -125,8 +123,8 @@ class Random:
     def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
         """Draw one token a row by an exponential race. `depths`: how many tokens ahead a row's draw is.
 
-        Of independent arrival times with the probabilities as rates, normalised or not, the first is a draw from them.
-        One of less than 2^-53 / (37 vocab) of the row's sum never wins, as noise lies between 2^-53 and 37.
+        `probs`: rates of arrival, normalised or not; the first to arrive is a draw from them. One of less than
+        2^-53 / (37 vocab) of the row's sum never wins, as noise lies between 2^-53 and 37.
         """
         once, which = np.unique(depths, return_inverse=True)
         noise = self.noise(once, probs.shape[1], probs.device)

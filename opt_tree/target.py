@@ -1,8 +1,4 @@
-"""What the loop needs of a target: forget, take in a prompt, score a tree, keep a path.
-
-Owns the contract: what a forward is asked for as (`Forward`), what it leaves (`Output`) and costs (`Work`).
-`CausalLM` is the target for transformers models; a table or a remembered run can be one, too.
-"""
+"""What the loop needs of a target; what a forward is asked for as (`Forward`), leaves (`Output`) and costs (`Work`)."""
 
 import functools
 import threading
