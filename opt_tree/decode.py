@@ -147,20 +147,23 @@ class Run:
         self.lap()
 
     def end_step(self, tree: Tree, path: list[int], tokens: list[int], policy: TreePolicy) -> Step:
-        """Add what a step emitted to the text, up to where the stop rule ends it; return the step with its cost."""
+        """Return what is kept of a step, with its cost."""
         begin, drafted, judged, committed = self.laps
         drafting, scoring = (now - before for now, before in zip(self._work(), self._before, strict=True))
         seconds = drafted - begin, judged - drafted, committed - judged, drafting.seconds, scoring.seconds
         times, self.prefill = StepTimes(*seconds, self.prefill), 0.0
+        if tree.draft_log_probs is not None:  # a step may be kept; at 128 thousand tokens these are 15 MB
+            tree = dataclasses.replace(tree, draft_log_probs=None)
+        return Step(tree, path, tokens, policy, drafting.forwards, drafting.tokens, times)
+
+    def extend(self, tokens: list[int]) -> None:
+        """Add what a step emitted to the text, up to where the stop rule ends it."""
         self.context.extend(tokens)
         for token in tokens:
             self.tokens.append(token)
             self.reason = None if self.stop is None else self.stop(self.tokens)
             if self.reason is not None:
                 break
-        if tree.draft_log_probs is not None:  # a step may be kept; at 128 thousand tokens these are 15 MB
-            tree = dataclasses.replace(tree, draft_log_probs=None)
-        return Step(tree, path, tokens, policy, drafting.forwards, drafting.tokens, times)
 
     def emitted(self, outcome: Outcome, scores: Logits) -> None:
         """Raise ValueError for an emitted token without probability; show what was emitted to the recorder.
@@ -238,5 +241,6 @@ def next_step(run: Run, policy: TreePolicy) -> Asking[Step]:
         raise ValueError(f"{type(policy).__name__} chose a policy that is not one of its own: {chosen}")
     outcome = yield from decode_step(run, chosen, root)
     step = run.end_step(outcome.tree, outcome.path, outcome.tokens, chosen)
-    policy.observe(step, outcome)
+    policy.observe(step, outcome)  # which may read the context that it chose for
+    run.extend(step.tokens)
     return step

@@ -11,9 +11,7 @@ from opt_tree.children import Children, LogProbs
 from opt_tree.errors import require
 from opt_tree.generation import Outcome, Step
 from opt_tree.pool import CandidatePool
-
-if TYPE_CHECKING:
-    from opt_tree.target import Output  # a policy is loaded without what runs a model
+from opt_tree.target import Output
 
 MOST_NODES = 4096
 """Drafted nodes of a tree at most. Attention takes a number for each pair of rows: 64 MiB a head at this size."""
@@ -65,7 +63,7 @@ class TreePolicy:
         """Return the pool rows that go to the target: the root among them, closed under parents."""
         raise NotImplementedError(f"{type(self).__name__} grows no tree")
 
-    def begin(self, prompt: list[int], prefill: "Output | None") -> None:
+    def begin(self, prompt: list[int], prefill: Output | None) -> None:
         """Begin a new prompt. `prefill`: the target's of `prompt[:-1]`, None where that is empty.
 
         Of a text that goes on from its cache (`reuse=True`): the target's of its new tokens, the last one among them.

@@ -101,7 +101,9 @@ class DeviceDecoder(Decoder):
         run.begin_step()
         tree, path, tokens = yield from self._decode(run, cast(Drafter, run.drafter), layers)
         run.lap()
-        return run.end_step(tree, path, tokens, self.policy)
+        step = run.end_step(tree, path, tokens, self.policy)
+        run.extend(tokens)
+        return step
 
     def _reason(self, run: Run) -> str | None:
         """Why this step is the host's; None: it is not."""
