@@ -74,10 +74,8 @@ class Forward:
         before = self.visible.shape[1] - len(self.tokens)
         visible = self.visible[first:end, first if self.goes_on else 0 : before + end]
         features = None if self.features is None else self.features[first:end]
-        rows = slice(first, end)
-        return replace(
-            self, tokens=self.tokens[rows], positions=self.positions[rows], visible=visible, features=features
-        )
+        tokens, positions = self.tokens[first:end], self.positions[first:end]
+        return replace(self, tokens=tokens, positions=positions, visible=visible, features=features)
 
 
 T = TypeVar("T")
