@@ -14,13 +14,14 @@ import numpy as np
 
 import opt_tree
 from opt_tree.children import TopK
+from opt_tree.decode import grow
 from opt_tree.errors import counted
-from opt_tree.grow import grow, run
 from opt_tree.methods.controllers.registry import ControllerRequest, make_controller
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.registry import POLICIES, make_policy
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.target import run_alone
 from opt_tree.tools.display.trees import children_of, lines_of
 from opt_tree.tools.enumeration import TableDrafter, hashed_laws, log_rows, outcomes, paths_of
 from opt_tree.tree import Tree
@@ -66,7 +67,7 @@ def policies() -> list[Drawn]:
             drafter = TableDrafter(laws)
             limit = min(6, policy.max_depth)
             found.append(
-                expected(name, run(grow(drafter, policy, [0], limit, opt_tree.Sampling(), opt_tree.Random(3))))
+                expected(name, run_alone(grow(drafter, policy, [0], limit, opt_tree.Sampling(), opt_tree.Random(3))))
             )
     return found
 
@@ -88,7 +89,7 @@ def mean_kept(policy: Sampled, verifier: opt_tree.Verifier) -> tuple[Tree, list[
     """One of the trees that a policy draws, all of one shape, and how likely each of its rows is kept."""
     drafted, wanted = TableDrafter(hashed_laws(11, 3)), hashed_laws(8, 3)
     kept: list[float] = []
-    for draw, tree in outcomes(lambda random: run(grow(drafted, policy, [0], 2, opt_tree.Sampling(1.0), random))):
+    for draw, tree in outcomes(lambda random: run_alone(grow(drafted, policy, [0], 2, opt_tree.Sampling(1.0), random))):
         logits = log_rows(wanted, paths_of(tree, (0,)))
         kept = kept or [0.0] * len(tree)
         for random, path in outcomes(lambda random, tree=tree, rows=logits: tuple(verifier(tree, rows, random).path)):

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree import Random, Sampling, Tree
-from opt_tree.generation import check_prompt
 from opt_tree.models.chain_lm import AnyLM
+from opt_tree.request import check_prompt
 from opt_tree.target import shared
 
 Why = Literal["rounding tie", "different settings", "different prompt", "different length", "defect"]

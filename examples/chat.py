@@ -56,14 +56,14 @@ from opt_tree import (
 )
 from opt_tree.drafter import Drafter
 from opt_tree.errors import counted
+from opt_tree.generation import Step
 from opt_tree.methods.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.methods.policies.registry import make_policy
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.models.known import KNOWN, drafters_of
 from opt_tree.policy import TreePolicy
-from opt_tree.random import Random
-from opt_tree.step import Step
-from opt_tree.stop import StopRule
+from opt_tree.request import StopRule
+from opt_tree.sampling import Random
 from opt_tree.system.command_line import check_port, no_bars_in_logs
 from opt_tree.tools.display.page import DARK, LIGHT, STYLE, answer_spans
 from opt_tree.tools.display.trees import escape

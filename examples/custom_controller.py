@@ -10,11 +10,11 @@ can check each against its verifier. It sees the past only: the context and the 
 from collections.abc import Sequence
 
 import opt_tree
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
+from opt_tree.generation import Outcome, Step
 from opt_tree.methods.controllers.registry import ControllerRequest
 from opt_tree.methods.policies.static import Static
 from opt_tree.policy import TreePolicy
-from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
 
 

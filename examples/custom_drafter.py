@@ -14,11 +14,11 @@ from collections import Counter, defaultdict
 import torch
 
 import opt_tree
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Drafter
+from opt_tree.generation import Outcome
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Output
 
 

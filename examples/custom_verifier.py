@@ -18,8 +18,7 @@ from opt_tree.methods.verifiers.multi_round_rejection import in_rounds
 from opt_tree.methods.verifiers.naive_tree import first_child
 from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import walk_down
-from opt_tree.random import Random
-from opt_tree.sampling import Logits
+from opt_tree.sampling import Logits, Random
 from opt_tree.tree import Tree
 from opt_tree.verify import Verdict, valid_for
 

@@ -62,7 +62,7 @@ from evaluation.run.models import load_several, read_questions
 from evaluation.timing import environment
 from opt_tree import Decoder, OptTree, Output, Pair, Sampling, Target, generate_batch
 from opt_tree.system.files import write_text
-from opt_tree.target import Forward, TreeForward
+from opt_tree.target import Forward
 from opt_tree.tools.presets import plain
 
 SEED = 3
@@ -90,7 +90,7 @@ def recording(lm: Target) -> Iterator[list[bytes]]:
 
     def run(forward: Forward, *engine: Any) -> Output:
         output = kind.run(lm, forward, *engine)
-        if isinstance(forward, TreeForward):
+        if forward.tree is not None:
             last[:] = [output.logits]
         return output
 

@@ -36,12 +36,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from opt_tree.backends.quantised import quantise
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.sampling import Sampling
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.step import Outcome
 from opt_tree.target import Output
 from opt_tree.tools.pair import Pair
 

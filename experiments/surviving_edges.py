@@ -46,7 +46,7 @@ from evaluation.answers.metrics import between, estimate
 from evaluation.command_line import table
 from evaluation.run.models import Material, gather
 from opt_tree import OptTree
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked as AskedDrafter
 from opt_tree.drafter import Drafter
 from opt_tree.generation import Generation

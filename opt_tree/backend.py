@@ -1,7 +1,4 @@
-"""Who computes a forward. `Backend` is the network as it is; others override what they do otherwise.
-
-Everything that a model computes goes through `Backend.forward`. Knows nothing of trees, drafters and who asked.
-"""
+"""Who computes a forward: `Backend` is the network as it is. Knows nothing of trees, drafters and who asked."""
 
 import functools
 import inspect
@@ -24,7 +21,7 @@ Mask = Bool[Tensor, "texts 1 rows keys"]
 
 
 class Inputs(NamedTuple):
-    """One forward as tensors on the model's device, of one text or of several side by side; the cache is open for it.
+    """One forward as tensors on the model's device, of one text or several; the cache is open for it.
 
     Padding stands in front of a text's rows, so that the last row is always a real one.
     """
@@ -39,9 +36,6 @@ class Inputs(NamedTuple):
     """Nobody reads other logits than the last row's; a backend may compute more."""
     drafted: Drafted | None = None
     """Of a drafter's model. A backend may return the best tokens of each row (`Output.best`)."""
-
-
-_CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"  # renamed in 5.24, with an alias
 
 
 class Meter:
@@ -126,11 +120,9 @@ def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
     """Ask the network itself what each layer stores for a token: one through transformers' own cache."""
     weight, cache = model.get_input_embeddings().weight, DynamicCache() if cache is None else cache
     one = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-    inputs: dict[str, Any] = {"input_ids": one, "position_ids": one, cache_argument(type(model)): cache}
-    if takes(model, "features"):
-        inputs["features"] = weight.new_zeros(1, 1, weight.shape[1])
+    features = {"features": weight.new_zeros(1, 1, weight.shape[1])} if takes(model, "features") else {}
     try:
-        model(**inputs, use_cache=True)
+        call_network(model, {"input_ids": one, "position_ids": one} | features, cache)
         none = weight.new_empty(1, 0, 1, 0)  # of a layer that keeps a state instead
         layers: list[Any] = [
             (getattr(layer, "keys", none), getattr(layer, "values", none))
@@ -143,8 +135,9 @@ def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
         ) from error
 
 
+_NEWEST = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"  # renamed in 5.24, with an alias
 cache_argument: Callable[[Any], str] = functools.cache(
-    lambda kind: next((name for name in ("cache", "past_key_values") if takes(kind, name)), _CACHE)
+    lambda kind: next((name for name in ("cache", "past_key_values") if takes(kind, name)), _NEWEST)
 )
 """By what name a class of modules takes a transformers cache; where it names none, the installed transformers'."""
 

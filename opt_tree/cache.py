@@ -1,8 +1,4 @@
-"""The key/value rows of one model: append, keep a path, drop the rest.
-
-Owns every KV row, and `length`, the number of committed rows. Rows behind it are *pending*: a tree that was scored but
-not yet judged. Knows nothing of trees: it is told which pending rows to keep.
-"""
+"""The key/value rows of one model: append, keep a path, drop the rest. It is told which; it knows nothing of trees."""
 
 import functools
 from collections.abc import Callable
@@ -49,28 +45,25 @@ class KVCache(Cache):
     """KV rows of all layers in one tensor per distinct shape, so that keeping a row is one copy, not 2 x layers.
 
     Invariant: slots below `length` hold the committed context in order, exactly as a fresh prefill would have left
-    them; slots `length ... length + pending` hold rows that the last forwards wrote and nobody has kept yet.
-    `length` is a Python int, set here and nowhere else. Storage grows by doubling, from zeros: an uninitialised slot
-    could hold NaN, which a mask does not silence (0 * NaN).
+    them; slots `length ... length + pending` hold rows that the last forwards wrote and nobody has kept yet, such as a
+    tree that is not yet judged. Storage grows by doubling, from zeros: NaN is not silenced by a mask (0 * NaN).
     """
 
     def __init__(self, shapes: list[LayerShape]) -> None:
         super().__init__(layers=[])
-        self.length = 0
-        self.pending = 0
-        self.capacity = 0
+        self.shapes, self.length, self.pending, self.capacity = shapes, 0, 0, 0
+        self.views: list[Float[Tensor, "1 heads capacity dim"]] = []
+        """The storage of each layer, keys and values in turn; others after `storage_version` has changed."""
         self.storage_version = 0
         """Counts moves of the storage: whoever captured addresses compares it before a replay."""
         self._start, self._rows, self._keys = 0, 0, 0
         self._index: Tensor | None = None
         self._groups: list[Tensor] = []
-        self._keys_of: list[Tensor] = []
-        self._values_of: list[Tensor] = []
-        self._members: dict[tuple, list[tuple[int, str]]] = {}
+        self._members: dict[tuple, list[int]] = {}
+        """Which of the views have a shape: they share a tensor."""
         for layer, s in enumerate(shapes):
-            for kind, dim in (("key", s.key_dim), ("value", s.value_dim)):
-                self._members.setdefault((s.heads, dim, s.dtype, s.device), []).append((layer, kind))
-        self.shapes = shapes
+            for view, dim in enumerate((s.key_dim, s.value_dim), 2 * layer):
+                self._members.setdefault((s.heads, dim, s.dtype, s.device), []).append(view)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -78,33 +71,25 @@ class KVCache(Cache):
 
     @inference
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` slots in all: new storage, to which the rows in use are copied.
-
-        Out of memory the cache stays as it was: nothing of it is assigned before all of the new storage is there.
-        """
+        """Make room for `rows` slots. Nothing is assigned before all is there: out of memory it stays as it was."""
         if rows <= self.capacity:
             return
-        capacity, used, groups = max(rows, 2 * self.capacity, 256), self.length + self.pending, []
-        keys_of, values_of = [torch.empty(0)] * len(self.shapes), [torch.empty(0)] * len(self.shapes)
+        capacity, used = max(rows, 2 * self.capacity, 256), self.length + self.pending
+        groups, views = [], [torch.empty(0)] * (2 * len(self.shapes))
         for index, ((heads, dim, dtype, device), members) in enumerate(self._members.items()):
             storage = torch.zeros(len(members), 1, heads, capacity, dim, dtype=dtype, device=device)
             if used:
                 storage[..., :used, :] = self._groups[index][..., :used, :]
             groups.append(storage)
-            for view, (layer, kind) in zip(storage, members, strict=True):
-                (keys_of if kind == "key" else values_of)[layer] = view
-        self._groups, self._keys_of, self._values_of, self.capacity = groups, keys_of, values_of, capacity
+            for member, view in zip(members, storage, strict=True):
+                views[member] = view
+        self._groups, self.views, self.capacity = groups, views, capacity
         self.storage_version += 1
-
-    @property
-    def views(self) -> list[Float[Tensor, "1 heads capacity dim"]]:
-        """The storage of each layer, keys and values in turn; others after `storage_version` has changed."""
-        return [view for pair in zip(self._keys_of, self._values_of, strict=True) for view in pair]
 
     def __getstate__(self) -> dict[str, Any]:
         """The rows in use. Views of a storage would come back apart from it, so they are made again."""
         groups = [storage[..., : self.length + self.pending, :].clone() for storage in self._groups]
-        return self.__dict__ | {"_groups": groups, "_keys_of": [], "_values_of": [], "_index": None, "capacity": 0}
+        return self.__dict__ | {"_groups": groups, "views": [], "_index": None, "capacity": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -119,9 +104,8 @@ class KVCache(Cache):
     ) -> None:
         """Prepare the next forward: it writes `rows` pending rows and reads the first `keys` slots.
 
-        `index` gives the slots as a tensor (padded mode, where more rows than `rows` may be written); without it the
-        rows go to the consecutive slots behind those in use, by a plain slice. `visible`: which pending rows, these
-        included, each row sees, for layers that keep a state.
+        `index`: the slots, where the forward is padded; None: those behind the slots in use. `visible`: which pending
+        rows, these included, each row sees, for layers that keep a state.
         """
         self._start = self.length + self.pending
         self._rows, self._keys, self._index = rows, keys or self._start + rows, index
@@ -137,7 +121,7 @@ class KVCache(Cache):
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Write this layer's rows at the open slots; return the keys and values to attend to. Called by the model."""
-        keys, values = self._keys_of[layer_idx], self._values_of[layer_idx]
+        keys, values = self.views[2 * layer_idx : 2 * layer_idx + 2]
         if self._index is None:
             end = self._start + self._rows
             keys[:, :, self._start : end] = key_states

@@ -1,8 +1,4 @@
-"""The loop: a target, a drafter, a tree policy and a verifier, checked once to belong together, step after step.
-
-Its functions are generators of the forwards that they need (`decode.py`): `generate` computes them one by one, another
-driver those of several texts together.
-"""
+"""The loop, step after step: `generate` computes the forwards that `decode.py` asks for, one by one."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,19 +8,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from opt_tree.decode import Run, check_policies, next_step, prefill
+from opt_tree.decode import Run, next_step, prefill
 from opt_tree.drafter import Drafter
 from opt_tree.errors import require
-from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt, warn_of_settings
-from opt_tree.grow import Asking
-from opt_tree.grow import run as run_alone
-from opt_tree.policy import TreePolicy
-from opt_tree.random import Random
-from opt_tree.sampling import Temperature
-from opt_tree.step import Step
-from opt_tree.stop import StopRule, StopTokens, ends_of, rule_for
-from opt_tree.target import Target, lock_of
-from opt_tree.verify import Verifier, check_temperature, greedy, match
+from opt_tree.generation import Generation, Step
+from opt_tree.policy import TreePolicy, check_grows
+from opt_tree.request import StopRule, StopTokens, check_new_tokens, check_others, check_prompt, rule_for
+from opt_tree.sampling import Random, Temperature
+from opt_tree.target import Asking, Target, Turns, run_alone
+from opt_tree.verify import Verifier, check, check_temperature, greedy, match
 
 T = TypeVar("T")
 
@@ -110,7 +102,7 @@ class Decoder:
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
         for a temperature above 0 with the verifier `greedy`, and TypeError for an argument of another kind.
         """
-        warn_of_settings(self.target, sampling)
+        self.target.about_to_decode(sampling)
         asking = self.answer(prompt, max_new_tokens, sampling, stop, streamer, seed, reuse, recorder, **others)
         return self.led(lambda: self.compute(asking))
 
@@ -144,43 +136,36 @@ class Decoder:
         """Do what `generate` does, as a generator of forwards: what a job beside others yields from."""
         try:
             check_others(others)
-            stop = rule_for(stop, self.target.ends)
             if streamer is not None and not callable(getattr(streamer, "put", None)):
                 raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
             if recorder is not None and not callable(getattr(recorder, "add", None)):
                 raise TypeError(f"recorder must be a Recorder, such as Recorder(5), got {recorder!r:.80}")
-            run = self._run(prompt, check_new_tokens(max_new_tokens), sampling, Random(seed), reuse)
-            run.ends, run.recorder = ends_of(stop), recorder
-            return (yield from self._answer(run, max_new_tokens, stop, streamer))
+            most, rest = check_new_tokens(max_new_tokens), {"reuse": reuse, "recorder": recorder}
+            run = self._run(prompt, most, sampling, stop, random=Random(seed), **rest)
+            return (yield from self._answer(run, most, streamer))
         finally:  # whoever reads the stream in another thread would wait for ever
             if callable(getattr(streamer, "end", None)):
                 streamer.end()
 
-    def _answer(self, run: Run, max_new_tokens: int, stop: StopRule | None, streamer: Any) -> Asking[Generation]:
-        begin, context = time.perf_counter(), list(run.context)
+    def _answer(self, run: Run, max_new_tokens: int, streamer: Any) -> Asking[Generation]:
+        begin, prompt, steps, lengths = time.perf_counter(), list(run.context), [], []
         if streamer is not None:
-            streamer.put(torch.tensor([context]))
+            streamer.put(torch.tensor([prompt]))
         if run.recorder is not None:
             run.recorder.begin()
-        tokens: list[int] = []
-        steps, lengths, reason = [], [], None
         yield from prefill(run, self.policy)
-        while reason is None and len(run.context) < run.end:
-            step, before = (yield from self.step(run)), len(tokens)
-            for token in step.tokens:
-                tokens.append(token)
-                reason = stop(tokens) if stop is not None else None
-                if reason is not None:
-                    break
-            steps.append(step)
-            lengths.append(len(tokens) - before)
+        while run.goes_on:
+            known = len(run.tokens)
+            steps.append((yield from self.step(run)))
+            lengths.append(len(run.tokens) - known)
             if streamer is not None:
-                streamer.put(torch.tensor(tokens[before:]))
+                streamer.put(torch.tensor(run.tokens[known:]))
+        reason = run.reason
         if reason is None:
-            reason = "length" if len(tokens) == max_new_tokens else "context"
-        told = (None, None) if run.recorder is None else run.recorder.told(len(tokens))
+            reason = "length" if len(run.tokens) == max_new_tokens else "context"
+        told = (None, None) if run.recorder is None else run.recorder.told(len(run.tokens))
         seconds = time.perf_counter() - begin
-        return Generation(context, tokens, reason, steps, lengths, seconds, self.lanes, run.kept, *told)
+        return Generation(prompt, run.tokens, reason, steps, lengths, seconds, self.lanes, run.kept, *told)
 
     def steps(
         self,
@@ -195,27 +180,19 @@ class Decoder:
 
         Arguments and errors are those of `generate`; the last step may go beyond `max_new_tokens` and the stop.
         """
-        run = self._run(prompt, max_new_tokens, sampling, random or Random(), reuse)
-        stop = rule_for(stop, self.target.ends)
-        run.ends = ends_of(stop)
-        warn_of_settings(self.target, sampling)
-        return self._in_turns(run, stop)
+        run = self._run(prompt, max_new_tokens, sampling, stop, random=random or Random(), reuse=reuse)
+        self.target.about_to_decode(sampling)
+        return self._in_turns(run)
 
-    def _in_turns(self, run: Run, stop: StopRule | None) -> Iterator[Step]:
+    def _in_turns(self, run: Run) -> Iterator[Step]:
         """Take each step in a turn of its own: between two of them the caller may do anything."""
-        tokens: list[int] = []
         self.compute(prefill(run, self.policy))
-        while len(run.context) < run.end:
-            step = self.compute(self.step(run))
-            yield step
-            for token in step.tokens:
-                tokens.append(token)
-                if stop is not None and stop(tokens) is not None:
-                    return
+        while run.goes_on:
+            yield self.compute(self.step(run))
 
     def begin(self, prompt: Sequence[int] | Tensor) -> Asking[Run]:
         """Take in a prompt, for a text that is decoded step by step beside others."""
-        run = self._run(prompt, None, Temperature(), Random(), False)
+        run = self._run(prompt, None, Temperature(), None, random=Random())
         yield from prefill(run, self.policy)
         return run
 
@@ -229,13 +206,13 @@ class Decoder:
 
     def locked(self) -> ExitStack:
         """Wait until no other thread uses the target or the drafter, and keep them while this is open."""
-        drafting = () if self.drafter is None else (self.drafter.bare, *self.drafter.models)
-        stack = ExitStack()
-        for lock in sorted({lock_of(shared) for shared in (self.target, *drafting)}, key=id):  # in one order for all
-            stack.enter_context(lock)
+        shared = self.models if self.drafter is None else (*self.models, self.drafter.bare)
+        found, stack = {vars(one).setdefault("_turns", Turns()) for one in shared}, ExitStack()
+        for turns in sorted(found, key=id):  # in one order for all
+            stack.enter_context(turns.lock)
         return stack
 
-    def _run(self, prompt: Any, max_new_tokens: Any, sampling: Temperature, random: Random, reuse: bool) -> Run:
+    def _run(self, prompt: Any, max_new_tokens: Any, sampling: Temperature, stop: Any, **rest: Any) -> Run:
         """Check what was asked for, and begin."""
         context, end = check_prompt(prompt, self.target), self.target.max_context
         if max_new_tokens is not None:
@@ -244,5 +221,23 @@ class Decoder:
             raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
         check_temperature(self.verifier, sampling.temperature)
         verifier = greedy if sampling.greedy else self.verifier
-        require(bool, reuse=reuse)
-        return Run(self.target, context, end, sampling, random, self.drafter, verifier, reuse)
+        require(bool, reuse=rest.get("reuse", False))
+        rule = rule_for(stop, self.target.ends)
+        return Run(self.target, self.drafter, verifier, sampling, context=context, end=end, stop=rule, **rest)
+
+
+def check_policies(policy: TreePolicy, drafter: Drafter | None, verifier: Verifier, lossy: bool) -> None:
+    """Raise TypeError unless all that a policy may choose grow trees that can be drafted and judged here."""
+    for known in policy.policies:
+        check_grows(known)
+        if known.max_depth == 0:
+            continue  # without children any verifier is exact
+        check(verifier, known.children, lossy)
+        name = type(known).__name__
+        if drafter is None:
+            raise TypeError(f"{name} needs a drafter")
+        if drafter.names_few and known.children.sampled:
+            raise TypeError(
+                f"{type(drafter).__name__} names a few tokens of each node only; {name} draws its children "
+                f"({type(known.children).__name__}), which takes a whole distribution: use TopK children"
+            )

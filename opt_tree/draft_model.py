@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import require
+from opt_tree.generation import Outcome
 from opt_tree.model import Model
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Drafted, Forward, Output
 from opt_tree.tree import send
 
@@ -71,8 +71,8 @@ class OfModel(Drafter):
 class CausalLMDrafter(OfModel):
     """Drafts with a small causal LM. Accepted rows of its cache are kept: same tokens, positions and ancestors.
 
-    `vocab` is the target's number of logits. Columns that the target lacks are cut before the softmax; tokens that the
-    drafter lacks are never proposed, and read as token 0. Whoever loads the pair checks that the tokenizers agree.
+    `vocab`: the target's number of logits. Tokens that the model lacks are never proposed, and read as token 0; those
+    that the target lacks are cut before the softmax. Whoever loads the pair checks that the tokenizers agree.
     """
 
     def __init__(self, lm: Model, vocab: int | None = None) -> None:

@@ -1,18 +1,15 @@
-"""Who drafts: asked which tokens may follow these nodes, it answers at once, or asks for a forward and reads it.
-
-A drafter runs no model itself: whoever drives the loop computes the forward, alone or with those of other texts.
-"""
+"""Who drafts: asked which tokens may follow, it answers, or asks whoever drives the loop for a forward first."""
 
 from abc import ABC, abstractmethod
 from numbers import Real
 from typing import Any, Self
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.errors import require
+from opt_tree.generation import Outcome
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
-from opt_tree.target import Forward, Output, Work
+from opt_tree.target import Asking, Forward, Output, Work
 
 Asked = Forward | LogProbs
 """What a drafter says when it is asked: an answer, or a forward that it needs first."""
@@ -125,3 +122,10 @@ class Drafter(ABC):
     def settings(self) -> dict[str, Any]:
         """What of it decides the answers, for the header of an answer file."""
         return {}
+
+
+def answer_of(drafter: Drafter, asked: Asked) -> Asking[LogProbs]:
+    """Ask for the forwards that a drafter needs before it answers."""
+    while isinstance(asked, Forward):
+        asked = drafter.read((yield asked))
+    return asked

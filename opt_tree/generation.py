@@ -1,19 +1,79 @@
-"""What goes into a generation and what comes out: a checked prompt, a finished `Generation`."""
+"""What comes out of a generation: what a step left and cost, and the finished answer. Records, which run no model."""
 
-import math
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
-import numpy as np
+from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.errors import require
-from opt_tree.sampling import Temperature
-from opt_tree.step import Step
-from opt_tree.target import Target
+from opt_tree.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What verification left of a tree, for those who learn from it. Valid until the target runs again."""
+
+    tree: Tree
+    path: list[int]
+    """Accepted rows of the tree, root first."""
+    tokens: list[int]
+    """The emitted tokens: the path's behind the root, then the target's own."""
+    features: Mapping[int, Float[Tensor, "path hidden"]]
+    """The target's hidden states of the path's rows by layer, of the layers that are watched."""
+    logits: Float[Tensor, "rows vocab"]
+    """The target's logits of every row of the tree, as the model gave them."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step. `draft_forward` and `target_forward` are the bare models, parts of `draft` and `verify`."""
+
+    draft: float
+    """Growing the tree: the drafter's forwards, what it says of them, the pool, the policy."""
+    verify: float
+    """Scoring the tree and judging it: the target's forward, sampling, the verdict's read-back."""
+    commit: float
+    """Moving the accepted rows in both caches."""
+    draft_forward: float
+    target_forward: float
+    prefill: float = 0.0
+    """The prompt's prefill, on the first step only; not part of the step."""
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.verify + self.commit
+
+    @property
+    def other(self) -> float:
+        """Everything outside the two models' forwards."""
+        return self.total - self.draft_forward - self.target_forward
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Draft, score, verify, commit: what remains of an `Outcome`, and its cost. Small enough to keep."""
+
+    tree: Tree
+    path: list[int]
+    tokens: list[int]
+    """See `Outcome` for both."""
+    policy: Any
+    """The tree policy of this step."""
+    draft_forwards: int
+    draft_tokens: int
+    """Tokens that went through the drafter's models, catching up with the context included."""
+    times: StepTimes
+
+    @property
+    def accepted(self) -> int:
+        """Accepted draft tokens: the paper's A without the target's own token."""
+        return len(self.path) - 1
+
+    @property
+    def expected_accepted(self) -> float:
+        """E(A) of the tree that was verified; compare it with `accepted`."""
+        return self.tree.expected_accepted
 
 
 @dataclass(frozen=True)
@@ -56,62 +116,3 @@ class Generation:
     def tokens_per_second(self) -> float:
         """New tokens over wall time, prefill included."""
         return len(self.tokens) / self.seconds
-
-
-def check_ids(given: Any, name: str) -> None:
-    """Raise TypeError for what a tokenizer returns as a whole, a mapping such as a BatchEncoding."""
-    if isinstance(given, Mapping):
-        raise TypeError(f'{name} must be token ids, got a {type(given).__name__}: pass its ["input_ids"]')
-
-
-def check_prompt(prompt: Any, target: Target) -> list[int]:
-    """Return the prompt as a fresh list of token ids, or say in one line what is wrong with it."""
-    check_ids(prompt, "prompt")
-    require(Iterable, prompt=prompt)
-    ids = prompt.tolist() if isinstance(prompt, (Tensor, np.ndarray)) else list(prompt)
-    if ids and isinstance(ids[0], (list, tuple)):
-        if len(ids) > 1:
-            raise ValueError(
-                f"a batch of {len(ids)} prompts: trees of different shapes do not batch; decode one prompt at a time, "
-                "or split the prompts over processes"
-            )
-        ids = list(ids[0])
-    if not ids:
-        raise ValueError("the prompt is empty: there is no token to continue from")
-    if not all(isinstance(token, (int, np.integer)) for token in ids):
-        raise ValueError("the prompt must be token ids; run the tokenizer on text first")
-    if len(ids) >= target.max_context:
-        room = f"{target.max_context} of context{target.context_note}"
-        raise ValueError(f"the prompt has {len(ids)} tokens, which leaves no room in {room}")
-    if min(ids) < 0 or max(ids) >= target.vocab:
-        raise ValueError(f"token {max(ids) if min(ids) >= 0 else min(ids)} is outside the vocabulary of {target.vocab}")
-    return [int(token) for token in ids]
-
-
-def warn_of_settings(target: Target, sampling: Temperature) -> None:
-    """Warn, once a target, that its checkpoint asks for processors which are not there; whoever gives some knows."""
-    if target.told or getattr(sampling, "processors", None) or not target.left_out:
-        return
-    target.told = True
-    warnings.warn(
-        f"{target.name}: its generation_config has {', '.join(target.left_out)}, which only model.generate applies "
-        "(with custom_generate, too); here give it as Sampling(processors=...)",
-        stacklevel=3,
-    )
-
-
-def check_others(given: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that are not `generate`'s, with a word on where they may belong."""
-    for name, value in given.items():
-        raise TypeError(
-            f"generate() takes no {name}: pass sampling=Sampling({name}={value!r}) if it shapes the distribution; "
-            "help(Decoder.generate) lists all"
-        )
-
-
-def check_new_tokens(most: Any) -> int:
-    """Return a number of new tokens as an int, 8.0 likewise. TypeError or ValueError for what is none."""
-    require(Real, max_new_tokens=most)
-    if not 1 <= most < math.inf or most != int(most):
-        raise ValueError(f"max_new_tokens must be at least 1, got {most}: whole tokens")
-    return int(most)

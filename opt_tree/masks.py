@@ -1,8 +1,4 @@
-"""A tree rendered for attention: from "which rows may a row see" to the masks a model takes.
-
-Knows no model and no cache. Masks are boolean on their way to a model, True where a row sees a key, and additive inside
-it (`additive`, a part of the body).
-"""
+"""From which rows a row may see to the masks of attention: boolean on their way to a model, additive inside it."""
 
 import numpy as np
 import torch
@@ -19,9 +15,8 @@ def tree_mask(
 ) -> Bool[Tensor, "1 1 padded keys"]:
     """Return the mask of rows that see the whole prefix and, of the slots behind it, what `visible` says.
 
-    Key slot k < prefix is a committed row, seen by all; slot prefix + c is column c of `visible`. Rows that are missing
-    to `padded` stand in front: they see the prefix and their own slots, those behind the last column. All other slots
-    are hidden.
+    Slot prefix + c is column c of `visible`. Rows that are missing to `padded` stand in front: they see the prefix and
+    their own slots, those behind the last column. All other slots are hidden.
     """
     columns, padding = visible.shape[1], padded - visible.shape[0]
     # What is behind the prefix is all that travels to a device; on the host the whole is as cheap.
@@ -38,10 +33,9 @@ def tree_mask(
 
 
 def additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """Return what is added to attention's scores: 0 where a key is seen.
+    """Return what is added to attention's scores: 0 where a key is seen, else the least finite number of both dtypes.
 
-    In the model's dtype because eager attention and every SDPA kernel take that form, while a boolean mask would be
-    converted again in every layer. A key is hidden by the most negative finite number of both the dtype and float32.
+    In the model's dtype, as attention takes it: a boolean mask would be converted again in every layer.
     """
     hidden = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
     return torch.full_like(mask, hidden, dtype=dtype).masked_fill_(mask, 0.0)

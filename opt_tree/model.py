@@ -1,8 +1,6 @@
 """A causal LM over one text: which rows are run, where they go in the cache, and which of them stay.
 
-Owns shapes: it turns tokens, positions and visibility into the tensors of a forward, which a backend computes. Whoever
-runs several texts together puts one forward between the `prepare` and the `finish` of each. Knows nothing of policies,
-verification and the decoding loop.
+Owns shapes: it turns tokens, positions and visibility into the tensors of a forward, which a backend computes.
 """
 
 from collections.abc import Generator
@@ -16,7 +14,7 @@ from torch import Tensor
 from opt_tree.backend import Backend, Inputs, Mask
 from opt_tree.cache import KVCache, inference
 from opt_tree.masks import tree_mask
-from opt_tree.target import Drafted, Forward, Output, Target, TreeForward, Work, shared
+from opt_tree.target import Drafted, Forward, Output, Target, Work, shared
 from opt_tree.tree import send
 
 PREFILL = 512
@@ -24,10 +22,7 @@ PREFILL = 512
 
 
 class Model(Target):
-    """One network with the rows of one text.
-
-    Committed rows are the context; rows behind them stay pending until `commit` keeps some.
-    """
+    """One network with the rows of one text: the context, and rows behind it, pending until `commit` keeps some."""
 
     drafted: Drafted | None = None
     """What a drafter reads of its logits, where one runs it. Compiled forwards are made for that."""
@@ -113,7 +108,7 @@ class Model(Target):
 
         A text, or a tree, comes behind the context: pending rows are dropped.
         """
-        if forward.goes_on or isinstance(forward, TreeForward):
+        if forward.goes_on or forward.tree is not None:
             self.cache.truncate(self.length)
         rows = len(forward.tokens)
         if not rows:
@@ -123,9 +118,10 @@ class Model(Target):
             return self.finish(forward, (yield self.prepare(forward), rows))
         parts = []
         for first in range(0, rows, most):
-            part = forward.part(first, min(first + most, rows))
-            output = yield self.prepare(part), len(part.tokens)
-            parts.append(_cloned(self.finish(part, output)))  # an Output lives until the next forward: the next part
+            part = forward.part(first, first + most)
+            output = self.finish(part, (yield self.prepare(part), len(part.tokens)))
+            kept = {layer: states.clone() for layer, states in output.features.items()}
+            parts.append(output._replace(logits=output.logits.clone(), features=kept))  # it lives until the next part
         states = {layer: torch.cat([one.features[layer] for one in parts]) for layer in parts[0].features}
         if forward.last_only:
             return parts[-1]._replace(features=states)
@@ -165,16 +161,10 @@ class Model(Target):
 
 def _numbers(forward: Forward, start: int, padded: int) -> Int[np.ndarray, "3 padded"]:
     """Tokens, positions and slots. A pad row is token 0 at position 0, in a slot of its own behind all columns."""
-    rows, padding = len(forward.tokens), padded - len(forward.tokens)
-    slots = np.arange(start, start + padded)
-    if not padding:
+    rows, slots = len(forward.tokens), np.arange(start, start + padded)
+    if rows == padded:
         return np.array([forward.tokens, forward.positions, slots])
     numbers = np.zeros((3, padded), dtype=np.int64)
-    numbers[0, padding:], numbers[1, padding:] = forward.tokens, forward.positions
-    numbers[2, :padding], numbers[2, padding:] = slots[rows:], slots[:rows]
+    numbers[:2, padded - rows :] = forward.tokens, forward.positions
+    numbers[2] = np.concatenate([slots[rows:], slots[:rows]])
     return numbers
-
-
-def _cloned(output: Output) -> Output:
-    features = {layer: states.clone() for layer, states in output.features.items()}
-    return output._replace(logits=output.logits.clone(), features=features)

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
-from opt_tree.answers import LogProbs
-from opt_tree.children import Children
+from opt_tree.children import Children, LogProbs
 from opt_tree.errors import require
+from opt_tree.generation import Outcome, Step
 from opt_tree.pool import CandidatePool
-from opt_tree.step import Outcome, Step
-
-if TYPE_CHECKING:
-    from opt_tree.target import Output  # a policy is loaded without what runs a model
+from opt_tree.target import Output
 
 MOST_NODES = 4096
 """Drafted nodes of a tree at most. Attention takes a number for each pair of rows: 64 MiB a head at this size."""
@@ -33,9 +30,9 @@ def check_sizes(least: int = 1, /, **sizes: float) -> None:
 class TreePolicy:
     """Grows a tree from what is in the pool: a frozen dataclass with `children`, `max_depth`, `expand` and `select`.
 
-    A controller is a policy that chooses another one for each step: it sets `policies` and has a `choose`, and may
-    learn in `begin`, called per prompt, and in `observe`, called per step behind `choose`. Nothing has been drawn for
-    the step when it chooses: whatever it does, the output stays exact. Each text decoded beside others has a copy.
+    A controller chooses another one for each step: it sets `policies`, has a `choose`, and may learn in `begin`, called
+    per prompt, and in `observe`, called per step. Nothing has been drawn for the step when it chooses, so the output
+    stays exact. Each text decoded beside others has a copy.
     """
 
     if TYPE_CHECKING:  # declared and not made: a subclass has them as fields, too, which a property here would forbid
@@ -66,7 +63,7 @@ class TreePolicy:
         """Return the pool rows that go to the target: the root among them, closed under parents."""
         raise NotImplementedError(f"{type(self).__name__} grows no tree")
 
-    def begin(self, prompt: list[int], prefill: "Output | None") -> None:
+    def begin(self, prompt: list[int], prefill: Output | None) -> None:
         """Begin a new prompt. `prefill`: the target's of `prompt[:-1]`, None where that is empty.
 
         Of a text that goes on from its cache (`reuse=True`): the target's of its new tokens, the last one among them.

@@ -1,7 +1,4 @@
-"""Everything drafted in one step: candidates, which of them were expanded, and the tree made of the chosen ones.
-
-On the host, as numpy arrays: ranking a layer costs microseconds there. Policies read the pool and never write it.
-"""
+"""Everything drafted in one step, on the host: candidates, which were expanded, and the tree of the chosen ones."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,15 +6,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from opt_tree.answers import LogProbs
 from opt_tree.tree import Tree
 
 
 class Frontier(NamedTuple):
     """The nodes handed to the drafter for expansion.
 
-    Draft row 0 is the root, which is part of the drafter's context; draft row k >= 1 is the k-th node ever expanded in
-    this step, and column k - 1 of `visible`.
+    Draft row 0 is the root, part of the drafter's context; row k is the k-th node expanded in this step, and column
+    k - 1 of `visible`.
     """
 
     tokens: Int[np.ndarray, " frontier"]
@@ -48,7 +44,7 @@ _ITSELF = np.eye(64, k=-1, dtype=bool)
 
 
 class CandidatePool:
-    """Candidates in the order they were drafted: row 0 is the root, then layer after layer.
+    """Candidates in the order they were drafted: the root, then layer after layer. Policies read it and never write.
 
     Invariant: a parent is stored before its children and its reach is at least theirs, so that the n best by a stable
     sort are closed under parents, ties and zero probabilities included.
@@ -59,13 +55,11 @@ class CandidatePool:
         self.children = children
         self.depth = 0
         """Layers drafted so far."""
-        self.layer = 1
-        """Pool row at which the newest layer begins."""
-        self.size = 1
-        """Candidates so far, the root among them."""
+        self.layer = self.size = 1
+        """The pool row at which the newest layer begins; and the candidates so far, the root among them."""
         self._budget = children.budget
-        self._keep_in(np.zeros((5, 128), dtype=np.int64))
-        self._storage[0, 0], self._storage[1, 0] = root, -1
+        self._storage, self._paths = np.zeros((4, 128), dtype=np.int64), np.zeros(128)
+        self._storage[:2, 0] = root, -1
         self._ranked: dict[int, list[float]] = {}
         self._sums: dict[tuple[int, int], float] = {}
         self._order: Int[np.ndarray, " pool"] | None = None
@@ -74,15 +68,11 @@ class CandidatePool:
         """What expanded nodes see, by draft row (0: the root, which has no column) and column: ancestors and itself."""
         self._expanded = 0
 
-    def _keep_in(self, storage: Int[np.ndarray, "5 capacity"]) -> None:
-        """Keep candidates here from now on: four rows of integers, and one whose bits are path log-probabilities."""
-        self._storage, self._paths = storage, storage[4].view(np.float64)
-
     tokens, parents, depths, draft_rows = map(_shown, range(4))
 
     @property
     def path_log_probs(self) -> Float[np.ndarray, " pool"]:
-        """See `Tree.path_log_probs`; the fifth row of the storage, read as floats."""
+        """See `Tree.path_log_probs`."""
         return self._paths[: self.size]
 
     @property
@@ -95,8 +85,8 @@ class CandidatePool:
         """Pool rows of the newest layer."""
         return np.arange(self.layer, self.size)
 
-    def add(self, answer: LogProbs) -> None:
-        """Store the children of the nodes last handed out by `frontier`, at first of the root. One read-back."""
+    def add(self, answer: Any) -> None:
+        """Store what is picked below the nodes last handed out by `frontier`, at first the root. One read-back."""
         self._store(self.children.pick(answer, self._above, self.floor))
 
     def _store(self, picked: Picked) -> None:
@@ -105,8 +95,9 @@ class CandidatePool:
         self.layer = self.size
         self.depth += 1
         self.size = self.layer + len(picked.tokens)
-        while self.size > self._storage.shape[1]:  # by doubling: to append to an array copies all of it
-            self._keep_in(np.concatenate([self._storage, np.empty_like(self._storage)], axis=1))
+        while self.size > len(self._paths):  # by doubling: to append to an array copies all of it
+            self._storage = np.concatenate([self._storage, np.empty_like(self._storage)], axis=1)
+            self._paths = np.concatenate([self._paths, np.empty_like(self._paths)])
         self.tokens[self.layer :] = picked.tokens
         self.parents[self.layer :] = self._frontier.take(picked.rows)
         self.depths[self.layer :] = self.depth

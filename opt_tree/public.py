@@ -1,13 +1,12 @@
 """The names of `opt_tree`: `opt_tree/__init__.py` hands them on when one is first asked for."""
 
-from opt_tree.answers import LogProbs
 from opt_tree.backends.batch.side_by_side import generate_batch, side_by_side
 from opt_tree.backends.canonical import NotCanonicalError
-from opt_tree.children import TopK
+from opt_tree.children import LogProbs, TopK
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.drafter import Drafter
-from opt_tree.generation import Generation
+from opt_tree.generation import Generation, Outcome, Step
 from opt_tree.integrations.hf_generate import custom_generate
 from opt_tree.integrations.published_api import EaModel, SPModel
 from opt_tree.methods.controllers.scheduled import Scheduled
@@ -24,8 +23,7 @@ from opt_tree.models.checkpoints import CheckpointError, load_causal_lm, load_to
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
-from opt_tree.random import Random
-from opt_tree.step import Outcome, Step
+from opt_tree.sampling import Random
 from opt_tree.target import Output, Target
 from opt_tree.tools.advising import advise
 from opt_tree.tools.beside import Beside, generate_beside

@@ -1,28 +1,28 @@
-"""From logits to the target's distribution, by temperature.
+"""From the target's logits to tokens: its distribution by temperature, and the one source of randomness.
 
-Applied alike to every node of a tree and to plain decoding. Knows nothing of models, caches and policies. A subclass
-may shape the distribution further.
+Temperature applies alike to every node of a tree and to plain decoding; a subclass may shape the distribution further.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.errors import require
-from opt_tree.tree import Tree, on_host
+from opt_tree.tree import Tree, on_host, send
 
 
 class LazyLogits:
-    """The processed logits of a tree's rows, each computed when it is first asked for.
+    """The processed logits of a tree's rows, each computed when it is first asked for: a walk looks at few of them.
 
-    A top-p cut of all 61 rows of a tree over 128k tokens takes 0.7 s, and a verifier that walks down the tree looks at
-    four of them.
+    A top-p cut of all 61 rows of a tree over 128k tokens takes 0.7 s.
     """
 
     def __init__(self, shape: Sequence[int], compute: Callable[[int], Float[Tensor, " vocab"]]) -> None:
@@ -93,3 +93,116 @@ class Temperature:
         if bool(logits[row].isnan().any()):
             return "the model's logits are not numbers (NaN), so some of its weights or inputs are not"
         return "its probability is 0"
+
+
+class Random:
+    """Every random number of a generation, from one seed. It draws from the distributions it is given.
+
+    A race decides the t-th emitted token: each token of the vocabulary has its own noise from Exp(1), fixed by (seed,
+    t, token) alone, and the one whose noise / probability is least is drawn (`draw`). All nodes of one depth share that
+    noise. Only one of them is ever on the accepted path: its draw is an independent one from the target's distribution,
+    and the text of a seed is the same whatever the tree. What takes `fresh` numbers depends on the tree; its
+    distribution does not.
+
+    A race (the Gumbel-max trick, arXiv:1411.0030) hardly minds rounding, which moves all later borders of a cumulative
+    distribution: where two computations' log-probabilities differ by at most d, it ends differently with probability
+    2d (1 - sum of p^2) at most (to first order).
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        require(Integral, seed=seed)
+        if not -(2**63) <= seed < 2**64:
+            raise ValueError(f"seed must fit into 64 bits, got {seed}")
+        self._seed = int(seed) % 2**64
+        self._position = 0
+        self.fresh = np.random.default_rng((self._seed, 1))
+        """Numbers that are used once."""
+        self.beside: dict[Any, Any] = {}
+        """What others keep for this generation, under keys of their own."""
+
+    def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
+        """Draw one token a row by an exponential race. `depths`: how many tokens ahead a row's draw is.
+
+        `probs`: rates of arrival, normalised or not; the first to arrive is a draw from them. One of less than
+        2^-53 / (37 vocab) of the row's sum never wins, as noise lies between 2^-53 and 37.
+        """
+        once, which = np.unique(depths, return_inverse=True)
+        noise = self.noise(once, probs.shape[1], probs.device)
+        arrivals = (noise if len(once) == 1 else noise[send(which, noise.device)]) / probs
+        return torch.from_numpy(arrivals.numpy().argmin(-1)) if on_host(arrivals) else arrivals.argmin(-1)
+
+    def noise(self, depths: Int[np.ndarray, " n"], vocab: int, device: torch.device) -> Float[Tensor, "n vocab"]:
+        """Return the noise of every token, `depths` tokens ahead: from Exp(1), on a grid of 2^52 quantiles.
+
+        That of token k is made from the (k + 1)-th number of the SplitMix64 generator which (seed, position) starts:
+        integers, alike on every device. The grid changes the distribution by less than vocab / 2^52.
+        """
+        return noise_from(send(self.starts(depths), device), vocab)
+
+    def starts(self, depths: Int[np.ndarray, " depths"]) -> Int[np.ndarray, " depths"]:
+        """The state of the generator that the noise begins with, `depths` tokens ahead."""
+        seeds = [np.random.SeedSequence(self._seed, spawn_key=(self._position + depth,)) for depth in depths.tolist()]
+        return np.array([seed.generate_state(1, np.uint64)[0] for seed in seeds], dtype=np.uint64).view(np.int64)
+
+    def advance(self, tokens: int) -> None:
+        """`tokens` more tokens are committed: their noise is spent, looked at or not."""
+        self._position += tokens
+
+    def choose(self, probs: Float[np.ndarray, " vocab"]) -> int:
+        """Draw one token on the host, with fresh randomness. `probs` need not be normalised."""
+        return int(invert(torch.from_numpy(probs)[None], torch.tensor([[self.fresh.random()]])))
+
+    def accept(self, probability: float) -> bool:
+        """Toss a coin of the given probability, with fresh randomness."""
+        return bool(self.fresh.random() < probability)
+
+
+# Of SplitMix64, as signed words: the step from state to state (the golden ratio's), and its output's factors.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_FACTORS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+Words = TypeVar("Words", Tensor, np.ndarray)
+
+
+def _mix(states: Words) -> Words:
+    """SplitMix64's output for each state, in its place (Steele, Lea, Flood, OOPSLA 2014, fig. 16; `mix64variant13`)."""
+    # Integers of 64 bits that wrap around. They have a sign here, so a shift to the right must be masked.
+    states ^= (states >> 30) & (1 << 34) - 1
+    states *= _FACTORS[0]
+    states ^= (states >> 27) & (1 << 37) - 1
+    states *= _FACTORS[1]
+    states ^= (states >> 31) & (1 << 33) - 1
+    return states
+
+
+@functools.cache
+def _strides(vocab: int, device: torch.device) -> Int[Tensor, " vocab"]:
+    return torch.arange(1, vocab + 1, device=device) * _GAMMA
+
+
+def noise_from(starts: Int[Tensor, " depths"], vocab: int) -> Float[Tensor, "depths vocab"]:
+    """The noise of every token behind each start: see `Random.noise`."""
+    states = starts[:, None] + _strides(vocab, starts.device)
+    return torch.from_numpy(_exponential(states.numpy())) if on_host(states) else _exponential(states)
+
+
+def _exponential(states: Words) -> Words:
+    """Noise from Exp(1) for each state, in its place. For numpy as well, which takes half of torch's time on a CPU."""
+    library: Any = np if isinstance(states, np.ndarray) else torch
+    words = _mix(states)
+    # The mantissa of a number in [1, 2); the middle of its cell is neither 0 nor 1, and exact.
+    words >>= 12
+    words &= (1 << 52) - 1
+    words |= 1023 << 52
+    quantiles = words.view(library.float64)
+    quantiles -= 1 - 2**-53
+    return library.negative(library.log(quantiles, out=quantiles), out=quantiles)
+
+
+def invert(probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows draws"]) -> Int[Tensor, "rows draws"]:
+    """The tokens at which the rows' cumulative distributions exceed the uniforms' share of the whole."""
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    # right=True: the first token whose cumulative mass exceeds the point, so a token of probability 0 never wins; the
+    # product may round up to the whole, which no token exceeds.
+    points = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, points, right=True)

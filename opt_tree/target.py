@@ -1,16 +1,12 @@
-"""What the loop needs of a target: forget, take in a prompt, score a tree, keep a path.
-
-Owns the contract: what a forward is asked for as (`Forward`), what it leaves (`Output`) and costs (`Work`).
-`CausalLM` is the target for transformers models; a table or a remembered run can be one, too.
-"""
+"""What the loop needs of a target; what a forward is asked for as (`Forward`), leaves (`Output`) and costs (`Work`)."""
 
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -70,23 +66,39 @@ class Forward:
     """These rows continue the context: they are committed as soon as they have run."""
     last_only: bool = False
     """Only the last row's logits are returned; the features of all."""
+    tree: Tree | None = None
+    """The tree whose rows these are, for models that ask more of it than who sees whom."""
 
     def part(self, first: int, end: int) -> "Forward":
         """Some of the rows; of those that continue the context, as if those before them were committed."""
         before = self.visible.shape[1] - len(self.tokens)
         visible = self.visible[first:end, first if self.goes_on else 0 : before + end]
         features = None if self.features is None else self.features[first:end]
-        rows = slice(first, end)
-        return replace(
-            self, tokens=self.tokens[rows], positions=self.positions[rows], visible=visible, features=features
-        )
+        tokens, positions = self.tokens[first:end], self.positions[first:end]
+        return replace(self, tokens=tokens, positions=positions, visible=visible, features=features)
 
 
-@dataclass(frozen=True, eq=False)
-class TreeForward(Forward):
-    """The rows of a whole tree behind the context; for models that ask more of it than who sees whom."""
+T = TypeVar("T")
+Asking = Generator[Forward, Output, T]
+"""Asks for forwards, is sent what came of each, and returns a T in the end."""
 
-    tree: Tree | None = None
+
+def run_alone(asking: Asking[T]) -> T:
+    """Compute every forward that is asked for, one by one; return what comes of it.
+
+    What goes wrong in a forward goes wrong where it was asked for.
+    """
+    try:
+        forward = next(asking)
+        while True:
+            try:
+                output = forward.model.run(forward)
+            except BaseException as error:
+                forward = asking.throw(error)
+            else:
+                forward = asking.send(output)
+    except StopIteration as end:
+        return end.value
 
 
 @functools.lru_cache(64)
@@ -111,25 +123,14 @@ class Work(NamedTuple):
         return Work(self.forwards - other.forwards, self.tokens - other.tokens, self.seconds - other.seconds)
 
 
-class Lock:
-    """A lock of threads that share what serves one at a time. A copy or a pickle is free."""
+class Turns:
+    """Threads that share what serves one at a time take turns by this lock. A copy or a pickle has a free one."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self.lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Lock, ()
-
-
-def lock_of(shared: object) -> Lock:
-    """The lock of a target or a drafter, made when it is first asked for."""
-    return vars(shared).setdefault("_shared", Lock())
+        return Turns, ()
 
 
 def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -154,10 +155,6 @@ class Target(ABC):
     """Why the context ends there, where that is not the model's own end: for messages."""
     ends: frozenset[int] = frozenset()
     """The tokens at which its answers end, as far as they are known: a generation stops there unless told otherwise."""
-    left_out: tuple[str, ...] = ()
-    """Settings of its checkpoint that would change a text and that only `transformers` applies, as a warning says."""
-    told: bool = False
-    """Whether the warning was given."""
     device: torch.device = torch.device("cpu")
     work: Work = Work()
     length: int = 0
@@ -171,6 +168,9 @@ class Target(ABC):
     def __repr__(self) -> str:
         size = getattr(self, "size", f"{self.vocab} logits a row")
         return f"<{type(self).__name__} {self.name}: {size}, {self.max_context} tokens of context>"
+
+    def about_to_decode(self, sampling: Any) -> None:  # noqa: B027 - few have something to say
+        """Hear how texts will be drawn, once for each call of a user; one who has a warning gives it here."""
 
     def reset(self) -> None:
         """Forget the context. A subclass that holds one extends this."""
@@ -202,11 +202,11 @@ class Target(ABC):
 
     def tree(self, tree: Tree) -> Forward:
         """All rows of a tree whose root is the next token of the context. Nothing of it is committed yet."""
-        return TreeForward(self, tree.tokens, self.length + tree.depths, tree.ancestors, tree=tree)
+        return Forward(self, tree.tokens, self.length + tree.depths, tree.ancestors, tree=tree)
 
     @abstractmethod
     def run(self, forward: Forward) -> Output:
-        """Compute what was asked for: of a `TreeForward` the logits of every row."""
+        """Compute what was asked for: of a tree the logits of every row."""
 
     def append(self, tokens: list[int], all_logits: bool = False) -> Output:
         """Run the next tokens of the context by themselves; see `text`."""

@@ -1,7 +1,4 @@
-"""A draft tree: which tokens the target is asked about, and how they hang together.
-
-Trees are small integers and live on the host, as numpy arrays. `fetch` and `send` go between it and a device.
-"""
+"""A draft tree: which tokens the target is asked about, and how they hang together. Its arrays are the host's."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

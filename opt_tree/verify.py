@@ -1,7 +1,4 @@
-"""Who judges a scored tree: what a verifier is, `greedy` for temperature 0 and `match` for any.
-
-Both follow the target's own choice from the root as far as the tree reaches, so that the tree may be any one.
-"""
+"""Who judges a scored tree: `greedy` at temperature 0, `match` at any. Both follow the target's own choice."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.children import Children
-from opt_tree.random import Random
-from opt_tree.sampling import LazyLogits, Logits
+from opt_tree.sampling import LazyLogits, Logits, Random
 from opt_tree.tree import Tree, fetch, on_host
 
 
@@ -100,10 +96,7 @@ def follow(tree: Tree, choice: Callable[[int], int]) -> Verdict:
 
 @valid_for(greedy_only=True)
 def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
-    """Follow the target's argmax from the root as far as the tree reaches (arXiv:2406.17276, Alg. 2). One read-back.
-
-    The emitted tokens are the target's own choices, whatever was drafted. Of equal siblings the first one's row counts.
-    """
+    """Follow the target's argmax from the root as far as the tree reaches (arXiv:2406.17276, Alg. 2). One read-back."""
     if isinstance(logits, LazyLogits):
         return follow(tree, lambda row: int(logits[row].numpy().argmax()))
     if on_host(logits):
@@ -131,10 +124,9 @@ def _chooser(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
 def match(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Draw the target's next token at every node and follow the draws. One read-back.
 
-    Exact for every tree that does not depend on the draws: the emitted token is the target's own draw, whatever was
-    drafted and however. It is SpecInfer's rule (arXiv:2305.09781; NSS in arXiv:2602.16994) and OPT-Tree's sampling mode
-    (arXiv:2406.17276). A node's child is accepted with the target's mass on its distinct children: p = (.2, .5, .3) and
-    children a, c give .5, whatever they were drafted from.
+    Exact for every tree that does not depend on the draws: the emitted token is the target's own draw. The rule is
+    SpecInfer's (arXiv:2305.09781; NSS in arXiv:2602.16994) and OPT-Tree's sampling mode (arXiv:2406.17276). A child is
+    accepted with the target's mass on the distinct children: p = (.2, .5, .3) and children a, c give .5.
     """
     if isinstance(logits, LazyLogits):
         return follow(tree, lambda row: int(random.draw(logits[row].softmax(-1)[None], tree.depths[row : row + 1])))

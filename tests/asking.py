@@ -9,11 +9,12 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from opt_tree import CausalLM, CausalLMDrafter, Drafter, LogProbs, Output, Random, Sampling, Tree, TreePolicy
-from opt_tree.drafter import Asked
-from opt_tree.grow import answer_of, grow, run
+from opt_tree.decode import grow
+from opt_tree.drafter import Asked, answer_of
 from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.methods.drafters.heads.one_pass import OnePass
 from opt_tree.pool import Frontier
+from opt_tree.target import run_alone
 
 
 def tiny_target() -> CausalLM:
@@ -33,12 +34,12 @@ def begin(drafter: Drafter, prompt: list[int], prefill: Output | None = None, **
 
 def root_of(drafter: Drafter, context: list[int]) -> LogProbs:
     """What a drafter says of the token after the context."""
-    return run(answer_of(drafter, drafter.root(context)))
+    return run_alone(answer_of(drafter, drafter.root(context)))
 
 
 def below(drafter: Drafter, frontier: Frontier) -> LogProbs:
     """What a drafter says of the token after each node of a frontier."""
-    return run(answer_of(drafter, drafter.expand(frontier)))
+    return run_alone(answer_of(drafter, drafter.expand(frontier)))
 
 
 def draft(
@@ -50,7 +51,7 @@ def draft(
     random: Random | None = None,
 ) -> Tree:
     """Grow one tree, each forward computed by itself."""
-    return run(grow(drafter, policy, context, limit, sampling, random))
+    return run_alone(grow(drafter, policy, context, limit, sampling, random))
 
 
 def refusal(kind: type[Exception], call: Callable[..., Any], *given: Any, **named: Any) -> str:

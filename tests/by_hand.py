@@ -4,7 +4,7 @@ import numpy as np
 from byte_tokenizer import BYTES
 
 from opt_tree import Generation, OptTree, Step, Tree
-from opt_tree.step import StepTimes
+from opt_tree.generation import StepTimes
 
 WORDS = ["the", " cat", " dog", " sat", " ran", "\n", "<b>&", "\x1b[31m", " ☃", "</script><b>", "&amp;\u2028"]
 TIMES = StepTimes(0.004, 0.005, 0.001, 0.003, 0.0045, 0.002)

@@ -8,7 +8,7 @@ from jaxtyping import TypeCheckError
 from opt_tree import Sampling, Tree
 from opt_tree.methods.children.draws import probs_of
 from opt_tree.methods.processors import by_row
-from opt_tree.random import noise_from
+from opt_tree.sampling import noise_from
 
 
 def test_arguments() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from opt_tree import Tree
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.pool import Frontier
-from opt_tree.target import Forward, Output, Target, TreeForward, Work
+from opt_tree.target import Forward, Output, Target, Work
 from opt_tree.tools import enumeration
 from opt_tree.tools.enumeration import Laws, hashed_laws, log_rows  # noqa: F401
 
@@ -69,7 +69,7 @@ class TableTarget(Target):
         return len(self._context)
 
     def run(self, forward: Forward) -> Output:
-        if isinstance(forward, TreeForward):
+        if forward.tree is not None:
             return self._score(forward.tree)
         self._context += forward.tokens.tolist()
         begin = len(self._context) + 1 - (1 if forward.last_only else len(forward.tokens))

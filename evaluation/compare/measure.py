@@ -25,8 +25,8 @@ from evaluation.run.conversation import Conversation, alone, side_by_side
 from evaluation.run.models import load_assistant, resolved
 from evaluation.timing import Method, in_turn, schedule
 from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step, TreePolicy, Verifier
-from opt_tree.grow import Asking
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.target import Asking
 from opt_tree.tools.presets import controller, plain
 
 RATES_TOKENS = 64

@@ -32,11 +32,11 @@ from evaluation.timing import Method, Timings, environment, interleave
 from opt_tree import Beside, CausalLM, Decoder, Generation, OptTree, Pair, Sampling, explore, generate_beside
 from opt_tree.backends import package_cache as packages
 from opt_tree.errors import counted
-from opt_tree.generation import check_prompt
 from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.drafters.around import described
 from opt_tree.methods.policies.registry import make_policy
 from opt_tree.models.known import KNOWN
+from opt_tree.request import check_prompt
 from opt_tree.system.command_line import no_bars_in_logs
 from opt_tree.system.files import write_text
 from opt_tree.tools.ceiling import Ceiling, Ceilings

@@ -14,9 +14,9 @@ from transformers import GenerationConfig, PreTrainedModel, logging
 
 from evaluation.timing import Method, Timed
 from opt_tree import CausalLMDrafter, Decoder, Drafter, Generation, Pair, Sampling
-from opt_tree.grow import Asking
 from opt_tree.methods.drafters.small_models.chain_lm import ChainLMDrafter
-from opt_tree.stop import StopRule
+from opt_tree.request import StopRule
+from opt_tree.target import Asking
 
 LOOKUP = 10
 """Tokens that prompt lookup drafts at most: the setting of transformers' own examples."""

@@ -15,7 +15,7 @@ from evaluation.run.baselines import InLoop
 from evaluation.run.options import Options
 from evaluation.timing import Method, Timed
 from opt_tree import Generation, Pair
-from opt_tree.grow import Asking, run
+from opt_tree.target import Asking, run_alone
 from opt_tree.tools.ceiling import Ceilings
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ Task = Callable[[Method], Asking[T]]
 
 def alone(method: Method, asking: Asking[T]) -> T:
     """Do a task by itself."""
-    return method.decoder.compute(asking) if isinstance(method, InLoop) else run(asking)
+    return method.decoder.compute(asking) if isinstance(method, InLoop) else run_alone(asking)
 
 
 def side_by_side(method: Method, tasks: Iterable[Task[T]], width: int) -> Iterator[tuple[int, T]]:

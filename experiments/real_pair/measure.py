@@ -23,7 +23,6 @@ from experiments.real_pair.ways import NAMED_ONLY, all_ways
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, Static, TreePolicy, side_by_side
 from opt_tree.backends.batch import scheduler
 from opt_tree.backends.batch.shared_forwards import lane_memos
-from opt_tree.grow import Asking
 from opt_tree.methods.drafters.draft_vocabulary import needed_vocabulary
 from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
@@ -31,6 +30,7 @@ from opt_tree.models.canonical import make_canonical
 from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
 from opt_tree.system.files import write_text
+from opt_tree.target import Asking
 from opt_tree.tools.along import asking_along
 from opt_tree.tools.pair import encode, stop_tokens
 from opt_tree.tools.stop_strings import Stop

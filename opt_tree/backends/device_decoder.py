@@ -20,12 +20,12 @@ from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import tree_as_told
 from opt_tree.backends.windows import WithWindows
 from opt_tree.cache import KVCache
-from opt_tree.decode import Run
+from opt_tree.decode import Run, layers_left
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
-from opt_tree.grow import Asking, layers_left, warn_of_end
+from opt_tree.generation import Outcome, Step
 from opt_tree.model import Model
-from opt_tree.step import Outcome, Step, StepTimes
+from opt_tree.target import Asking
 from opt_tree.tree import Tree, send
 from opt_tree.verify import greedy, match
 
@@ -98,20 +98,12 @@ class DeviceDecoder(Decoder):
         self.taken[reason or DEVICE] += 1
         if reason is not None:
             return (yield from super().step(run))
-        run.check_alone()
-        drafter = cast(Drafter, run.drafter)
-        warn_of_end(run.target, drafter, len(run.context))
-        before, run.laps = (run.draft_work, run.target.work), []
+        run.begin_step()
+        tree, path, tokens = yield from self._decode(run, cast(Drafter, run.drafter), layers)
         run.lap()
-        tree, path, tokens = yield from self._decode(run, drafter, layers)
-        run.lap()
-        drafting, scoring = run.draft_work - before[0], run.target.work - before[1]
-        begin, launched, judged, committed = run.laps
-        spent = launched - begin, judged - launched, committed - judged
-        times = StepTimes(*spent, drafting.seconds, scoring.seconds, run.prefill)
-        run.context.extend(tokens)
-        run.prefill = 0.0
-        return Step(tree, path, tokens, self.policy, drafting.forwards, drafting.tokens, times)
+        step = run.end_step(tree, path, tokens, self.policy)
+        run.extend(tokens)
+        return step
 
     def _reason(self, run: Run) -> str | None:
         """Why this step is the host's; None: it is not."""

@@ -32,7 +32,7 @@ from opt_tree.system.files import write_text
 _CHUNK = 1 << 26  # bytes hashed at once
 _TRIES = 100  # a folder that cannot be removed ends in an error
 _PACKAGE = Path(__file__).parent.parent
-_BODY = [_PACKAGE / name for name in ("backends/body.py", "backends/grouped_attention.py", "masks.py", "answers.py")]
+_BODY = [_PACKAGE / name for name in ("backends/body.py", "backends/grouped_attention.py", "masks.py", "backend.py")]
 
 
 def cache_folder() -> Path:

@@ -22,7 +22,7 @@ from transformers.activations import ACT2FN
 from opt_tree.backends.recurrent_rows import Levels, PendingRows, State, last_ancestors
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.errors import counted
-from opt_tree.target import Forward, TreeForward
+from opt_tree.target import Forward
 from opt_tree.tree import send
 
 
@@ -71,7 +71,7 @@ class RecurrentCache(KVCache):
         """
         self.text = forward.goes_on
         many = forward.goes_on or self.all_limited
-        own = len(forward.tokens) if many else int(isinstance(forward, TreeForward))
+        own = len(forward.tokens) if many else int(forward.tree is not None)
         self.limited = own if self._limits and (self._prompt or self.all_limited) else 0
 
     def open(self, rows: int, keys: Any = None, index: Any = None, visible: Any = None) -> None:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.backends.tensor_pool import TensorTree
-from opt_tree.random import noise_from
+from opt_tree.sampling import noise_from
 
 
 class TensorVerdict(NamedTuple):

@@ -33,7 +33,7 @@ from transformers.utils import logging
 from opt_tree.backends.batch.side_by_side import side_by_side
 from opt_tree.decoder import Decoder
 from opt_tree.errors import counted
-from opt_tree.generation import Generation, check_prompt
+from opt_tree.generation import Generation
 from opt_tree.integrations.left_padding import AtRow, PaddedRow, padded, padded_cache, unpadded
 from opt_tree.methods.processors import History
 from opt_tree.methods.recorder import Recorder
@@ -42,6 +42,7 @@ from opt_tree.models.capabilities import CACHE_NAMES, cache_name, unwrapped, vir
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 from opt_tree.models.given_rows import hand_over
+from opt_tree.request import check_prompt
 
 _log = logging.get_logger(__name__)
 

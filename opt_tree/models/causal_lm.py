@@ -32,12 +32,12 @@ from opt_tree.models.capabilities import (
     size_of,
 )
 from opt_tree.models.given_rows import adopt, begins_with
-from opt_tree.models.left_out import processing
+from opt_tree.models.left_out import TellsLeftOut
 from opt_tree.models.positions import context_limit, rope_border
 from opt_tree.models.probe import check_tree_mask
 from opt_tree.models.quantised_layers import weights_of
 from opt_tree.models.tensor_parallel import Spread, ranks_of, tell
-from opt_tree.target import Forward, Output, TreeForward, shared
+from opt_tree.target import Forward, Output, shared
 
 if TYPE_CHECKING:
     from opt_tree.models.split_target import SplitTarget
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Buckets", "CausalLM", "Forward", "UnsupportedModelError", "check_tree_mask"]
 
 
-class CausalLM(WithWindows):
+class CausalLM(TellsLeftOut, WithWindows):
     """One transformers causal LM with one KV cache; batch size 1. Final: wrap it, do not subclass it.
 
     Committed rows are the context; `extend` scores rows behind them that stay pending until `commit` keeps some.
@@ -113,11 +113,6 @@ class CausalLM(WithWindows):
     def ends(self) -> frozenset[int]:  # type: ignore[override]
         """The end tokens that the model's generation config names now, and those of the pair's tokenizer."""
         return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
-
-    @property
-    def left_out(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What the model's generation config asks for now, beyond temperature, top-k and top-p."""
-        return processing(getattr(self.model, "generation_config", None))
 
     @property
     def size(self) -> str:
@@ -218,7 +213,7 @@ class CausalLM(WithWindows):
 
     def run(self, forward: Forward) -> Output:
         """See `Model.run`. Whoever has run lower layers of a tree's rows goes on from there."""
-        if isinstance(forward, TreeForward):
+        if forward.tree is not None:
             ahead, self.ahead, self.places = self.ahead, None, None
             if ahead is not None:
                 return ahead.run(forward)

@@ -35,10 +35,10 @@ from opt_tree.models.capabilities import (
     unwrapped,
 )
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.models.left_out import processing
+from opt_tree.models.left_out import TellsLeftOut
 from opt_tree.models.positions import context_limit
 from opt_tree.models.tensor_parallel import ranks_of
-from opt_tree.target import Forward, Output, Target, TreeForward, Work
+from opt_tree.target import Forward, Output, Work
 from opt_tree.tree import Tree
 
 _PREFILL_ROWS = 512
@@ -54,7 +54,7 @@ class PathsForward(Forward):
     """The paths, by their rows in the last layer."""
 
 
-class ChainLM(Target):
+class ChainLM(TellsLeftOut):
     """One transformers causal LM that is asked about the paths of a tree, one beside the other. Final, as `CausalLM`.
 
     A path is text, so any model that goes on from its own cache is exact: no mask is passed. A chain costs what it
@@ -127,11 +127,6 @@ class ChainLM(Target):
         return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
 
     @property
-    def left_out(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What the model's generation config asks for now, beyond temperature, top-k and top-p."""
-        return processing(getattr(self.model, "generation_config", None))
-
-    @property
     def size(self) -> str:
         """Parameters and dtype, for a reader."""
         return size_of(self.model, self.dtype)
@@ -155,8 +150,7 @@ class ChainLM(Target):
         """See `Target.run`."""
         if isinstance(forward, PathsForward):
             return self._extend(forward.rows, forward.tokens)
-        if isinstance(forward, TreeForward):
-            assert forward.tree is not None
+        if forward.tree is not None:
             return self._score(forward.tree)
         assert forward.goes_on, "any other row needs a mask"
         return self._append(forward.tokens.tolist(), forward.last_only)

@@ -1,6 +1,10 @@
 """What a generation config changes logits by: settings that only `generate` of transformers applies, not the loop."""
 
+import warnings
 from typing import Any
+
+from opt_tree.sampling import Temperature
+from opt_tree.target import Target
 
 _PROCESSING: dict[str, Any] = {
     "repetition_penalty": 1,
@@ -26,3 +30,27 @@ def processing(config: Any) -> tuple[str, ...]:
     """Return what a generation config changes logits by, such as "repetition_penalty=1.1"."""
     named = {name: (getattr(config, name, None), neutral) for name, neutral in _PROCESSING.items()}
     return tuple(f"{name}={value}" for name, (value, neutral) in named.items() if value not in (None, neutral))
+
+
+class TellsLeftOut(Target):
+    """A target of a transformers model (`model`), which says what only `generate` of transformers would apply."""
+
+    model: Any
+    told: bool = False
+    """Whether the warning was given."""
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the model's generation config asks for now, beyond temperature, top-k and top-p."""
+        return processing(getattr(self.model, "generation_config", None))
+
+    def about_to_decode(self, sampling: Temperature) -> None:
+        """Warn once of what is left out; whoever gives processors of their own knows."""
+        if self.told or getattr(sampling, "processors", None) or not self.left_out:
+            return
+        self.told = True
+        warnings.warn(
+            f"{self.name}: its generation_config has {', '.join(self.left_out)}, which only model.generate applies "
+            "(with custom_generate, too); here give it as Sampling(processors=...)",
+            stacklevel=3,
+        )

@@ -22,7 +22,7 @@ from opt_tree.models.capabilities import unwrapped
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.halves import Lower, Upper, check_cut
 from opt_tree.models.tensor_parallel import check_whole
-from opt_tree.target import Forward, Output, TreeForward, Work
+from opt_tree.target import Forward, Output, Work
 from opt_tree.tree import Tree, send
 
 
@@ -129,7 +129,7 @@ class SplitTarget:
         target.ahead = None if whole else self
         return hidden
 
-    def run(self, forward: TreeForward) -> Output:
+    def run(self, forward: Forward) -> Output:
         """Score a tree: the lower half for the rows that were not drafted, the upper half for all of them."""
         target, tree = self.target, forward.tree
         assert tree is not None

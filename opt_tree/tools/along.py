@@ -13,9 +13,8 @@ import torch
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
 from opt_tree.generation import Generation
-from opt_tree.grow import Asking, run
 from opt_tree.policy import TreePolicy
-from opt_tree.target import Target
+from opt_tree.target import Asking, Target, run_alone
 from opt_tree.tools.shared_drafter import drafting_for
 from opt_tree.tools.stored_text import Said, StoredText, Until
 
@@ -37,7 +36,7 @@ def along(
     reads the target where there is none.
     """
     with torch.inference_mode():
-        return run(asking_along(drafter, text, policies, target))
+        return run_alone(asking_along(drafter, text, policies, target))
 
 
 def asking_along(

@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
+from opt_tree.decode import grow, layers_left
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
 from opt_tree.errors import require
 from opt_tree.generation import Generation
-from opt_tree.grow import Asking, grow, layers_left
 from opt_tree.policy import TreePolicy, check_grows
 from opt_tree.sampling import Temperature
+from opt_tree.target import Asking
 from opt_tree.tools.along import check_along
 from opt_tree.tools.shared_drafter import drafting_for
 from opt_tree.tools.stored_text import StoredText, follow

@@ -16,8 +16,7 @@ from jaxtyping import Float, Int
 from opt_tree.children import Children
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
-from opt_tree.random import Random
-from opt_tree.sampling import Temperature
+from opt_tree.sampling import Random, Temperature
 from opt_tree.tools.enumeration import (
     EnumeratingRandom,
     Laws,

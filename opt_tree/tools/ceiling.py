@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.errors import require
+from opt_tree.generation import Outcome, Step
 from opt_tree.methods.children.draws import probs_of
 from opt_tree.policy import TreePolicy
 from opt_tree.sampling import Logits, Temperature, whole
-from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
 from opt_tree.tree import Tree, fetch, send
 

@@ -14,16 +14,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
+from opt_tree.decode import grow
 from opt_tree.drafter import Drafter
-from opt_tree.grow import grow
-from opt_tree.grow import run as run_alone
+from opt_tree.generation import Outcome
 from opt_tree.methods.children.draws import Among, Draws
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import Frontier
-from opt_tree.random import Random
-from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
+from opt_tree.sampling import Random, Temperature
+from opt_tree.target import run_alone
 from opt_tree.tree import Tree
 
 T = TypeVar("T", bound=Hashable)

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
 from opt_tree.backends.tensor_drafter import Behind, ByLayers, TensorDrafter
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool
+from opt_tree.children import LogProbs
 from opt_tree.methods.drafters.combined.copying import Copying, mixed
 from opt_tree.methods.drafters.combined.grafted import Grafted, Joined
 from opt_tree.methods.drafters.combined.recent import Recent

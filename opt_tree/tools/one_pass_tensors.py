@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.answers import LogProbs
 from opt_tree.backends.tensor_drafter import Behind, TensorDrafter, TensorRows
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool
+from opt_tree.children import LogProbs
 from opt_tree.methods.drafters.heads.blocks import BlockDrafter
 from opt_tree.methods.drafters.heads.eagle import LAST, warn_beyond
 from opt_tree.methods.drafters.heads.one_pass import OnePass

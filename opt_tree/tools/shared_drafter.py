@@ -12,14 +12,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from opt_tree.answers import LogProbs
-from opt_tree.drafter import Drafter
-from opt_tree.grow import Asking, answer_of
+from opt_tree.children import LogProbs
+from opt_tree.drafter import Drafter, answer_of
+from opt_tree.generation import Outcome
 from opt_tree.methods.policies.costs import CATCHING_UP
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
-from opt_tree.target import Forward, Output, Target, Work
+from opt_tree.target import Asking, Forward, Output, Target, Work
 from opt_tree.tools.stored_text import StoredText
 from opt_tree.tree import Tree, on_host
 

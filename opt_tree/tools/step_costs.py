@@ -23,7 +23,7 @@ from opt_tree.backends.batch.side_by_side import side_by_side
 from opt_tree.backends.package_cache import facts_of, remember, remembered
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
-from opt_tree.grow import Asking
+from opt_tree.generation import Step
 from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.controllers.scheduled import Scheduled
 from opt_tree.methods.drafters.around import described
@@ -34,7 +34,7 @@ from opt_tree.models.chain_lm import AnyLM
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
-from opt_tree.step import Step
+from opt_tree.target import Asking
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 17, 18, 23, 24, 32, 48, 64)
 """Nodes of the trees that are decoded with: each size where small trees are cut, and both sides of a kernel's blocks of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.errors import require
-from opt_tree.stop import StopTokens
+from opt_tree.request import StopTokens
 
 
 @dataclass(frozen=True)

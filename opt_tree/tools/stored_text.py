@@ -7,8 +7,8 @@ import torch
 
 from opt_tree.decoder import Decoder
 from opt_tree.methods.policies.static import Static
-from opt_tree.stop import StopRule, StopTokens, ends_of, rule_for
-from opt_tree.target import Forward, Output, Target, TreeForward
+from opt_tree.request import StopRule, StopTokens, ends_of, rule_for
+from opt_tree.target import Forward, Output, Target
 from opt_tree.tree import Tree
 
 
@@ -47,10 +47,9 @@ class Said(Target):
         self.length = 0
 
     def run(self, forward: Forward) -> Output:
-        if not isinstance(forward, TreeForward):
+        if forward.tree is None:
             self.length += len(forward.tokens)
             return Output(torch.zeros(1, 1))
-        assert forward.tree is not None
         rest = self._text[self.length + 1 :]
         logits = torch.zeros(len(forward.tree), self.vocab)
         for row, token in zip(follow(forward.tree, rest), rest, strict=False):

@@ -62,7 +62,7 @@ class Caches:
 
     def assert_same_rows(self) -> None:
         for layer in range(len(SHAPES)):
-            assert_rows((self.cache._keys_of[layer], self.cache._values_of[layer]), self.naive.rows[layer])
+            assert_rows(self.cache.views[2 * layer : 2 * layer + 2], self.naive.rows[layer])
 
 
 def write(cache: KVCache, naive: NaiveCache, rows: int, generator: torch.Generator, padded: bool) -> None:

@@ -9,18 +9,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
 from opt_tree.backends.tensor_growth import Fixed, Growth, first_best
 from opt_tree.backends.tensor_pool import TensorPool, read_tree, tree_of
+from opt_tree.children import LogProbs
+from opt_tree.decode import grow
 from opt_tree.drafter import Drafter
-from opt_tree.grow import grow, run
+from opt_tree.generation import Outcome
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.static import EAGLE_1, Static
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import Frontier
-from opt_tree.step import Outcome
+from opt_tree.target import run_alone
 from opt_tree.tools.on_device import growth_of
 from opt_tree.tree import Tree
 
@@ -88,7 +89,7 @@ def on_tensors(
 
 def compare(policy: TreePolicy, law: Law, limit: int, ends: frozenset[int] = frozenset()) -> Tree:
     """Raise AssertionError unless both grow the same tree."""
-    tree = run(grow(Scripted(law), policy, [ROOT], min(policy.max_depth, limit))).ending_at(ends)
+    tree = run_alone(grow(Scripted(law), policy, [ROOT], min(policy.max_depth, limit))).ending_at(ends)
     for stops in (None, "left out", "any"):
         found = on_tensors(policy, law, min(policy.max_depth, limit), ends, stops)
         for part in ("tokens", "parents", "draft_rows", "path_log_probs"):

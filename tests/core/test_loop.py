@@ -21,17 +21,15 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from opt_tree.answers import LogProbs
 from opt_tree.backend import Backend
-from opt_tree.children import TopK
+from opt_tree.children import LogProbs, TopK
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.model import Model
 from opt_tree.opt import OptTree
 from opt_tree.pool import CandidatePool
-from opt_tree.random import Random
-from opt_tree.sampling import Temperature
-from opt_tree.stop import StopTokens
+from opt_tree.request import StopTokens
+from opt_tree.sampling import Random, Temperature
 from opt_tree.tree import Tree
 from opt_tree.verify import match, valid_for
 

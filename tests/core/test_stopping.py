@@ -2,7 +2,7 @@
 
 import pytest
 
-from opt_tree.stop import StopTokens, ends_of, rule_for
+from opt_tree.request import StopTokens, ends_of, rule_for
 
 
 def test_any_of_the_stop_tokens_stops() -> None:

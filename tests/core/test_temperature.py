@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from table_models import hashed_laws
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
-from opt_tree.children import TopK
+from opt_tree.children import LogProbs, TopK
 from opt_tree.sampling import LazyLogits, Temperature, whole
 from opt_tree.tree import Tree
 

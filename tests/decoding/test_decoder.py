@@ -23,18 +23,18 @@ from tiny_models import (
 )
 
 from opt_tree import generate_batch, load_pair
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.drafter import Drafter
-from opt_tree.generation import check_prompt
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.policies.static import Static
 from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.opt import OptTree
-from opt_tree.random import Random
+from opt_tree.request import check_prompt
+from opt_tree.sampling import Random
 from opt_tree.tools.stop_strings import Stop
 from opt_tree.tree import fetch
 

@@ -31,7 +31,7 @@ from opt_tree.models.canonical import check, make_canonical, make_exact
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.compiling import captured_shapes, compile_forwards
-from opt_tree.target import Forward, TreeForward
+from opt_tree.target import Forward
 from opt_tree.tools.presets import plain
 
 NEW = 10
@@ -271,7 +271,7 @@ class Recorded:
 
         def scored(forward: Forward, *engine: Any) -> Output:
             output = run(forward, *engine)
-            if isinstance(forward, TreeForward):
+            if forward.tree is not None:
                 last[0] = output.logits
             return output
 

@@ -20,7 +20,7 @@ from opt_tree.backends.packed import Buckets, Packed
 from opt_tree.backends.windows import WithWindows
 from opt_tree.masks import tree_mask
 from opt_tree.model import Model
-from opt_tree.target import Forward, TreeForward, causal
+from opt_tree.target import Forward, causal
 
 
 @given(st.integers(1, 9), st.integers(0, 4), st.integers(0, 5), st.integers(0, 6), st.integers(0, 4), st.integers(0, 9))
@@ -136,7 +136,7 @@ def test_a_tree_drops_what_was_pending_and_says_which_tree_it_is():
     lm.run(lm.text(prompt(6)))
     lm.run(lm.tree(random_tree(9, seed=0, root=1)))
     forward = lm.tree(tree)
-    assert isinstance(forward, TreeForward) and forward.tree is tree
+    assert forward.tree is tree
     assert forward.positions.tolist() == (6 + tree.depths).tolist()
     first = lm.run(forward).logits.clone()
     assert lm.cache.pending == 4

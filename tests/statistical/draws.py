@@ -27,8 +27,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, TreePolicy, load_pair
-from opt_tree.answers import LogProbs
-from opt_tree.children import TopK
+from opt_tree.children import LogProbs, TopK
 from opt_tree.methods.children.drawn import DrawnChildren, DrawnLayer
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.policies.dyspec import DySpec

@@ -19,10 +19,10 @@ from torch import Tensor
 from opt_tree.backends.batch import scheduler, shared_forwards
 from opt_tree.decoder import Decoder
 from opt_tree.errors import counted, require
-from opt_tree.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt, warn_of_settings
-from opt_tree.grow import Asking, run
+from opt_tree.generation import Generation
+from opt_tree.request import StopRule, StopTokens, check_ids, check_new_tokens, check_others, check_prompt, rule_for
 from opt_tree.sampling import Temperature
-from opt_tree.stop import StopRule, StopTokens, rule_for
+from opt_tree.target import Asking, run_alone
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def generate_batch(
     rules, seeds = _of_each(len(prompts), stop, seed)
     rules = [rule_for(rule, decoder.target.ends) for rule in rules]
     jobs, most = [], check_new_tokens(max_new_tokens)
-    warn_of_settings(decoder.target, sampling)
+    decoder.target.about_to_decode(sampling)
     for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
         try:
             context = check_prompt(prompt, decoder.target)
@@ -121,7 +121,7 @@ def side_by_side(
             warnings.warn(f"one sequence after the other: {why}", stacklevel=2)
         for place, job in enumerate(jobs):
             with decoder.locked(), torch.inference_mode():
-                found = run(job(decoder))
+                found = run_alone(job(decoder))
             yield place, found
         return
     decoders = [_of_parts(decoder, own, width) for own in made]

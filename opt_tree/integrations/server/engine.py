@@ -19,11 +19,10 @@ from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
 from opt_tree.errors import counted
 from opt_tree.generation import Generation
-from opt_tree.grow import Asking
 from opt_tree.methods.recorder import Recorder
 from opt_tree.methods.sampling import Sampling
 from opt_tree.policy import TreePolicy
-from opt_tree.target import Target
+from opt_tree.target import Asking, Target
 from opt_tree.tools.stop_strings import Stop
 
 

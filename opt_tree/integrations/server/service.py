@@ -8,15 +8,15 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from opt_tree.decode import check_policies
+from opt_tree.decoder import check_policies
 from opt_tree.drafter import Drafter
-from opt_tree.generation import check_prompt
 from opt_tree.integrations.server.engine import Engine, Job
 from opt_tree.integrations.server.requests import BaseRequest, Chat, Completion, Refused, TreeOptions
 from opt_tree.methods.policies.registry import POLICIES, make_policy, parameters
 from opt_tree.methods.policies.static import Static
 from opt_tree.methods.sampling import Sampling
 from opt_tree.policy import TreePolicy
+from opt_tree.request import check_prompt
 from opt_tree.tools.pair import Pair, encode
 from opt_tree.verify import match
 

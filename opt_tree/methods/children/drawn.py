@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.answers import LogProbs, log_probs_of
+from opt_tree.children import LogProbs, log_probs_of
 from opt_tree.methods.children.draws import Among
 from opt_tree.pool import CandidatePool, Frontier, Picked
-from opt_tree.random import Random
-from opt_tree.sampling import Temperature
+from opt_tree.sampling import Random, Temperature
 from opt_tree.tree import Tree, fetch, on_host, send
 
 

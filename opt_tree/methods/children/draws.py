@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.answers import nothing_known
-from opt_tree.random import Random, invert
+from opt_tree.children import nothing_known
+from opt_tree.sampling import Random, invert
 from opt_tree.tree import send
 
 

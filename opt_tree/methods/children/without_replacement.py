@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from opt_tree.methods.children.drawn import Drawn, DrawnChildren, DrawnLayer, check_siblings, known, read, siblings_at
 from opt_tree.methods.children.draws import draws_of, probs_of
-from opt_tree.random import Random
+from opt_tree.sampling import Random
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.errors import counted
+from opt_tree.generation import Outcome, Step
 from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.costs import DECAY, Costs
 from opt_tree.methods.policies.priced import KNOTS, Priced
 from opt_tree.methods.policies.static import Static
 from opt_tree.policy import TreePolicy
-from opt_tree.step import Outcome, Step
 
 PRIOR = 3.0
 """Expected tokens that a knot's first factor, that of the next more probable one, counts for."""

@@ -6,11 +6,11 @@ tokens are drawn with, so the output stays exact, and with `match` or `greedy` i
 
 import numpy as np
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
+from opt_tree.generation import Outcome, Step
 from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.static import Static
 from opt_tree.policy import TreePolicy
-from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
+from opt_tree.generation import Outcome, Step
 from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.threshold_chain import Chain
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
-from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
 
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
+from opt_tree.generation import Outcome, Step
 from opt_tree.methods.controllers.registry import ControllerRequest, register
 from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
 from opt_tree.policy import TreePolicy
-from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
 from opt_tree.tree import fetch
 

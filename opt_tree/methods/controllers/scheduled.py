@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.errors import require
+from opt_tree.generation import Outcome, Step
 from opt_tree.policy import TreePolicy, check_grows
-from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
 
 

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.answers import LogProbs, log_probs_of
+from opt_tree.children import LogProbs, log_probs_of
+from opt_tree.generation import Outcome, Step
 from opt_tree.methods.controllers.selector import RootFacts, Selector
 from opt_tree.methods.drafters.seen import Seen
 from opt_tree.policy import TreePolicy
-from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
 from opt_tree.tree import fetch
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Generator
 from typing import Any
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked, Drafter
+from opt_tree.generation import Outcome
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output, Work
 
 

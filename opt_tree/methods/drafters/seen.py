@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.drafter import Asked, Drafter
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output
 
 LAST = -1

@@ -13,8 +13,7 @@ from typing import Any, Self
 import numpy as np
 from jaxtyping import Float
 
-from opt_tree.generation import Generation
-from opt_tree.step import Step
+from opt_tree.generation import Generation, Step
 
 Curve = tuple[tuple[int, float], ...]
 """Seconds by rows: points (rows, seconds), rows rising. Linear between, and behind the last as on average over the last

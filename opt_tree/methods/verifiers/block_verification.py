@@ -9,8 +9,7 @@ from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.verifiers.registry import register
 from opt_tree.methods.verifiers.rules import Attempt, all_but_chains, computes
 from opt_tree.methods.verifiers.walks import Node, drafted_from, node_at, residual, walk_up
-from opt_tree.random import Random
-from opt_tree.sampling import Logits
+from opt_tree.sampling import Logits, Random
 from opt_tree.tree import Tree
 from opt_tree.verify import Verdict, valid_for
 

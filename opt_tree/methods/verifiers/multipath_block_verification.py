@@ -10,8 +10,7 @@ from opt_tree.methods.verifiers.block_verification import along
 from opt_tree.methods.verifiers.registry import register
 from opt_tree.methods.verifiers.rules import Attempt, Probs, all_but_even, computes
 from opt_tree.methods.verifiers.walks import Node, below, drafted_from, node_at, walk_up
-from opt_tree.random import Random
-from opt_tree.sampling import Logits
+from opt_tree.sampling import Logits, Random
 from opt_tree.tree import Tree
 from opt_tree.verify import Verdict, valid_for
 

@@ -8,8 +8,7 @@ from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.verifiers.registry import register
 from opt_tree.methods.verifiers.rules import Probs, computes
 from opt_tree.methods.verifiers.walks import residual, walk_down
-from opt_tree.random import Random
-from opt_tree.sampling import Logits
+from opt_tree.sampling import Logits, Random
 from opt_tree.tree import Tree
 from opt_tree.verify import Verdict, valid_for
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from opt_tree.children import TopK
 from opt_tree.methods.children.draws import probs_of
 from opt_tree.methods.verifiers.rules import Attempts, Branching, Probs, attempts_of, branching_of
-from opt_tree.random import Random
-from opt_tree.sampling import LazyLogits, Logits
+from opt_tree.sampling import LazyLogits, Logits, Random
 from opt_tree.tree import Tree, fetch, on_host
 from opt_tree.verify import Verdict, Verifier
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from opt_tree.errors import require
-from opt_tree.generation import Generation
-from opt_tree.step import Step
+from opt_tree.generation import Generation, Step
 from opt_tree.tools.beside import Beside
 from opt_tree.tools.ceiling import Ceiling
 from opt_tree.tools.display.page import STYLE, answer_spans, asked, summary, table

@@ -5,8 +5,7 @@ Owns what stands in the `_repr_html_` of the three. They know no tokenizer, so t
 """
 
 from opt_tree.errors import counted
-from opt_tree.generation import Generation
-from opt_tree.step import Step
+from opt_tree.generation import Generation, Step
 from opt_tree.tools.display.page import STYLE, answer_spans, step_figures, summary, table
 from opt_tree.tools.display.transcripts import Ids, Texts
 from opt_tree.tools.display.trees import svg_tree

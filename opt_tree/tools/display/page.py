@@ -8,8 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from opt_tree.errors import counted, require
-from opt_tree.generation import Generation
-from opt_tree.step import Step
+from opt_tree.generation import Generation, Step
 from opt_tree.tools.display.transcripts import Texts, pieces
 from opt_tree.tools.display.trees import escape, svg_tree
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from opt_tree.errors import counted, require
-from opt_tree.step import Step
+from opt_tree.generation import Step
 from opt_tree.tools.display.transcripts import VISIBLE, Texts, token_label
 from opt_tree.tree import Tree
 

@@ -45,17 +45,17 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import counted
+from opt_tree.generation import Outcome, Step
 from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.methods.drafters.registry import KINDS, parse_spec
 from opt_tree.models.checkpoints import CALIBRATION
 from opt_tree.models.named import resolve
 from opt_tree.opt import OptTree
 from opt_tree.pool import Frontier
-from opt_tree.step import Outcome, Step
 from opt_tree.system.files import write_text
 from opt_tree.tools.pair import Pair, load_pair
 from opt_tree.training.prompts import default_prompts, read_prompts

@@ -20,8 +20,8 @@ from evaluation.run.options import Options as Run
 from experiments.controllers import CONTROLLERS
 from experiments.controllers import main as compare_controllers
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, generate_batch
-from opt_tree.answers import LogProbs
 from opt_tree.backends.batch import shared_forwards as batch
+from opt_tree.children import LogProbs
 from opt_tree.methods.controllers.auto import PATIENCE, Auto
 from opt_tree.methods.drafters.tables.recycling import TokenRecycling
 from opt_tree.methods.policies.costs import Costs

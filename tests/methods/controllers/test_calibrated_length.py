@@ -6,8 +6,8 @@ import torch
 from table_models import TableDrafter, TableTarget, hashed_laws
 
 from opt_tree import Decoder, Static, Tree
+from opt_tree.generation import Outcome, Step, StepTimes
 from opt_tree.methods.controllers.calibrated_length import CalibratedLength, ScoredChain
-from opt_tree.step import Outcome, Step, StepTimes
 
 VOCAB = 3
 TARGET, DRAFTER = hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)

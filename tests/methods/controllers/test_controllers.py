@@ -27,7 +27,8 @@ from opt_tree import (
     generate_beside,
     prove,
 )
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
+from opt_tree.generation import Outcome, Step, StepTimes
 from opt_tree.methods.children.draws import draws_of
 from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.controllers.beta_length import BetaLength
@@ -37,7 +38,6 @@ from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.naive_tree import naive
-from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Output
 from opt_tree.tools.presets import plain
 from opt_tree.verify import match

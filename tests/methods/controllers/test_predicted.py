@@ -13,13 +13,13 @@ from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 
 from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, Static, generate_batch
+from opt_tree.generation import Outcome
 from opt_tree.methods.controllers.predicted import LengthPredictor, PredictedLength
 from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.policies.threshold_chain import ThresholdChain
 from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output
 from opt_tree.tools.presets import plain
 from opt_tree.training.controllers import draft_length

@@ -13,7 +13,8 @@ from table_models import TableDrafter, hashed_laws
 from tiny_models import HIDDEN, prompt, tiny_drafter, tiny_head
 
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, EagleDrafter, Sampling, Tree, generate_batch
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
+from opt_tree.generation import Outcome
 from opt_tree.methods.controllers.selected import SelectedTree, entropy
 from opt_tree.methods.controllers.selector import SCALARS, Action, RootFacts, Selector, TreeMenu
 from opt_tree.methods.drafters.seen import Noted, Seen
@@ -22,7 +23,6 @@ from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.walks import block_efficiency
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.step import Outcome
 from opt_tree.target import Output
 from opt_tree.tools.presets import make_preset, plain
 from opt_tree.training.controllers import tree_values

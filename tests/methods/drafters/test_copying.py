@@ -9,7 +9,7 @@ from table_models import TableDrafter, TableTarget, hashed_laws
 from texts import refused
 
 from opt_tree import Decoder, OptTree, load_pair
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.methods.drafters.combined.copying import COPY_BETA, Copying, mixed
 from opt_tree.methods.drafters.combined.grafted import Grafted
 from opt_tree.methods.drafters.registry import load_drafter

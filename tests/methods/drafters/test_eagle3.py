@@ -23,7 +23,7 @@ from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.random import Random
+from opt_tree.sampling import Random
 from opt_tree.training.heads.eagle3 import save_eagle3
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)

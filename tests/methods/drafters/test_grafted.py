@@ -11,8 +11,7 @@ from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import prompt, tiny, tiny_head
 
 from opt_tree import Decoder, OptTree, Static, generate_batch
-from opt_tree.answers import LogProbs
-from opt_tree.children import TopK
+from opt_tree.children import LogProbs, TopK
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.combined.copying import Copying
 from opt_tree.methods.drafters.combined.grafted import Grafted

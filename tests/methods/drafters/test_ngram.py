@@ -132,7 +132,7 @@ class TestDrafter:
 
 def outcome_of(tokens):
     """What a drafter that reads tokens alone learns from."""
-    from opt_tree.step import Outcome
+    from opt_tree.generation import Outcome
     from opt_tree.tree import Tree
 
     rows = np.zeros(1, dtype=np.int64)

@@ -8,10 +8,10 @@ from methods.drafters.test_ngram import probs_of
 from table_models import TableTarget, hashed_laws
 
 from opt_tree import Decoder, OptTree
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.tables.recycling import RANK_RATES, TokenRecycling
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.methods.policies.greedy_static import greedy_static_tree
-from opt_tree.step import Outcome
 from opt_tree.target import Output
 from opt_tree.tree import Tree
 

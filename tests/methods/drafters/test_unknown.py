@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from table_models import TableDrafter, hashed_laws
 
 from opt_tree import Random, TopK
-from opt_tree.answers import LogProbs, log_probs_of
-from opt_tree.children import Children
+from opt_tree.children import Children, LogProbs, log_probs_of
 from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.drawn import DrawnLayer
 from opt_tree.methods.children.draws import probs_of

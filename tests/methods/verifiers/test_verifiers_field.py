@@ -50,7 +50,7 @@ from opt_tree import (
     match,
     prove,
 )
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.drawn import proposal
 from opt_tree.methods.children.draws import Among, Draws, draws_of, probs_of

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked, Drafter
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.around import described, settings_of
 from opt_tree.methods.drafters.combined.grafted import Joined, numbered
 from opt_tree.methods.drafters.registry import DrafterOptions, load_drafter, register
@@ -19,7 +20,6 @@ from opt_tree.methods.drafters.tables.ngram import BETA, NGramDrafter
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import refused
 from opt_tree.pool import Frontier
-from opt_tree.step import Outcome
 from opt_tree.tree import send
 
 COPY_BETA = tuple(4 * beta for beta in BETA)

@@ -12,13 +12,13 @@ from jaxtyping import Int
 
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import counted
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.around import DrafterAround, described, settings_of
 from opt_tree.methods.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.methods.drafters.tables.lookup import Lookup, Tails, load_with_table
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, refused
 from opt_tree.pool import Frontier
-from opt_tree.step import Outcome
 
 
 class Joined(DrafterAround):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from opt_tree.answers import LogProbs
-from opt_tree.children import TopK
+from opt_tree.children import LogProbs, TopK
 from opt_tree.drafter import Asked, Drafter
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.around import described, settings_of
 from opt_tree.methods.drafters.combined.grafted import Joined, numbered
 from opt_tree.methods.drafters.registry import DrafterOptions, register, two_specs
@@ -20,7 +20,6 @@ from opt_tree.methods.drafters.tables.store import StoreDrafter
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.policy import MOST_NODES, TreePolicy, check_sizes
 from opt_tree.pool import CandidatePool, Frontier
-from opt_tree.step import Outcome
 from opt_tree.tree import fetch, send
 
 _COLUMNS = 64

@@ -16,10 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.answers import LogProbs
 from opt_tree.backend import cache_argument
 from opt_tree.cache import KVCache, LayerShape, inference
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Drafter
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.heads.block_laws import Below, BlockLaw, Place
 from opt_tree.methods.drafters.heads.block_network import Masks, RawEmbedding, Scores, Sights, run_blocks, two_sided
 from opt_tree.methods.drafters.heads.eagle import ends_at_positions, warn_beyond
@@ -33,7 +34,6 @@ from opt_tree.models.positions import positions_of
 from opt_tree.models.quantised_layers import rows_of
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Output
 from opt_tree.tree import send
 

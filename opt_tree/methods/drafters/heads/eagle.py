@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 from opt_tree.draft_model import OfModel
 from opt_tree.drafter import Asked
 from opt_tree.errors import one_line, require
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead, HeadedEagle
 from opt_tree.methods.drafters.heads.families import refuse_others
@@ -27,7 +28,6 @@ from opt_tree.models.quantised_layers import follow, home_of, rows_of
 from opt_tree.models.tensor_parallel import replicated, whole
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output, shared
 from opt_tree.tree import send
 

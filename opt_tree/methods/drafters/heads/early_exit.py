@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.answers import LogProbs
 from opt_tree.backend import cache_argument
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Drafter
 from opt_tree.errors import counted
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of, unwrapped
 from opt_tree.models.causal_lm import CausalLM
@@ -29,7 +30,6 @@ from opt_tree.models.quantised_layers import follow, plain_copy
 from opt_tree.models.split_target import SplitTarget, check_cut
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output, Work, shared
 
 KIND = "opt_tree early exit"

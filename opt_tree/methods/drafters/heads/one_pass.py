@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked, Drafter
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.heads.eagle import LAST
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
@@ -28,7 +29,6 @@ from opt_tree.models.quantised_layers import home_of
 from opt_tree.models.tensor_parallel import check_whole
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Output, Work
 from opt_tree.tree import send
 

@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import counted
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.around import SeveralForwards
 from opt_tree.methods.drafters.draft_vocabulary import take_vocabulary
 from opt_tree.methods.drafters.heads.eagle import LAST, EagleDrafter, head_config, lend_embeddings
@@ -28,7 +29,6 @@ from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, refused
 from opt_tree.models.quantised_layers import home_of
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output, Work, causal
 
 _PAIRS = 512

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.drafter import Drafter
+from opt_tree.generation import Outcome
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output
 
 

@@ -11,13 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.draft_model import CausalLMDrafter, OfModel
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.heads.layer_probe import TEXT
 from opt_tree.methods.drafters.small_models.common_tokens import CommonTokens
 from opt_tree.methods.drafters.small_models.trimmed import cut_output
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Forward, Output
 
 _MOST = 160  # tokens of the text

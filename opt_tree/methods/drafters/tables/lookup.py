@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from opt_tree.answers import LogProbs
+from opt_tree.children import LogProbs
 from opt_tree.drafter import Drafter
 from opt_tree.methods.drafters.registry import DrafterOptions, load_drafter, two_specs
 from opt_tree.models.chain_lm import AnyLM

@@ -9,11 +9,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.registry import DrafterOptions, register
 from opt_tree.methods.drafters.tables.lookup import Lookup, Tail
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Output
 
 BETA = (4.0, 2.5, 1.25, 0.75)

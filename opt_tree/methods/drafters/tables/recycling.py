@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from opt_tree.generation import Outcome
 from opt_tree.methods.drafters.registry import DrafterOptions, register
 from opt_tree.methods.drafters.tables.lookup import Lookup, Tail
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.sampling import Temperature
-from opt_tree.step import Outcome
 from opt_tree.target import Output
 from opt_tree.tree import fetch, on_host
 
