@@ -172,6 +172,18 @@ def test_fresh_numbers_have_the_laws_they_stand_for() -> None:
     assert not any(random.accept(0.0) for _ in range(100)) and all(random.accept(1.0) for _ in range(100))
 
 
+def test_fresh_numbers_are_numpys_of_the_seed() -> None:
+    """A text that is drawn with them is the same next year."""
+    for seed in (5, -3):
+        random, numbers = Random(seed), np.random.default_rng((seed % 2**64, 1))
+        for chance in numbers.random(20):
+            assert random.fresh.random() == chance
+    random, chances = Random(5), np.random.default_rng((5, 1)).random(60)
+    for chance, next_chance in zip(chances[::2], chances[1::2], strict=True):
+        assert random.accept(0.4) == (chance < 0.4)
+        assert random.choose(np.array([0.2, 0.0, 0.6])) == (0 if next_chance < 0.25 else 2)
+
+
 def test_fresh_numbers_leave_draws_alone() -> None:
     law = torch.full((1, 1000), 1e-3, dtype=torch.float64)
     one, other = Random(5), Random(5)
