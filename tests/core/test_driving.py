@@ -17,6 +17,7 @@ from opt_tree.backend import Backend, cache_argument
 from opt_tree.children import TopK
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter, OfModel
+from opt_tree.grow import grow
 from opt_tree.grow import run as run_alone
 from opt_tree.model import Model
 from opt_tree.opt import OptTree
@@ -217,11 +218,33 @@ def test_a_copy_goes_on_by_itself(target: Any, copied: Any) -> None:
 
 def test_a_text_may_be_decoded_step_by_step(target: Any) -> None:
     decoder = decoder_of(target)
+    decoder.generate(PROMPT, 4, stop=None)
     run = run_alone(decoder.begin(PROMPT))
+    assert run.kept == 0 and decoder.target.length == len(PROMPT) - 1
     with torch.inference_mode():
         while len(run.context) < len(PROMPT) + 9:
             run_alone(decoder.step(run))
     assert run.context == [*PROMPT, *written(target, PROMPT)][: len(run.context)]
+
+
+def test_a_model_of_several_processes_is_led(target: Any) -> None:
+    """`generate` has the one that leads act; whoever takes the steps himself is told if he does not lead."""
+    told: list[Any] = []
+
+    class Ranks:
+        def led(self, models: Any, action: Any) -> Any:
+            told.append(models)
+            return action()
+
+        def check_led(self, name: str) -> None:
+            told.append(name)
+
+    decoder = decoder_of(target)
+    decoder.target.ranks = Ranks()
+    assert decoder.generate(PROMPT, 4, stop=None).tokens == written(target, PROMPT, 4)
+    assert told == [decoder.models, decoder.target.name] and decoder.models == (decoder.target, decoder.drafter.lm)
+    next(decoder.steps(PROMPT, 4))
+    assert told[2:] == [decoder.target.name]
 
 
 # ---- what is kept of the last text
@@ -521,6 +544,14 @@ def test_a_draft_model_may_know_other_tokens(target: Any, vocab: int) -> None:
     assert text[len(prompt) :][:NEW] == written(target, prompt)
     again = decoder.generate([*prompt, 23, 22, 4], 5, stop=None, reuse=True)
     assert again.tokens == written(target, [*prompt, 23, 22, 4], 5)
+
+
+def test_a_tree_may_be_grown_without_a_text(target: Any) -> None:
+    drafter = drafter_of(target)
+    with torch.inference_mode():
+        tree = run_alone(grow(drafter, OptTree(5, 0.0, 1), PROMPT, 1))
+    law = logits_after(drafter.lm.model, PROMPT).log_softmax(-1)
+    assert tree.path_log_probs[1:].tolist() == pytest.approx(law[tree.tokens[1:]].tolist(), abs=1e-9)
 
 
 class Few(CausalLMDrafter):

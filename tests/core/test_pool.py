@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_models import hashed_laws, log_rows
 
-from opt_tree import TopK
 from opt_tree.answers import LogProbs
+from opt_tree.children import TopK
 from opt_tree.pool import CandidatePool, Frontier
 
 Branch = tuple[int, ...]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scipy.special import chdtrc
 from torch import Tensor
 
-from opt_tree import Random
 from opt_tree import random as module
+from opt_tree.random import Random
 
 HOST = torch.device("cpu")
 GAMMA, WORD = 0x9E3779B97F4A7C15, 2**64

@@ -88,6 +88,17 @@ def test_rows_are_where_lists_have_them(seed: int) -> None:
     assert lists.cache.length == lists.cache.pending == 0
 
 
+@pytest.mark.parametrize("rows", [0, 1, 2, 300])
+def test_a_copy_has_a_storage_of_its_own(rows: int) -> None:
+    lists = Lists()
+    if rows:
+        lists.write(rows, 0)
+    first, lists.cache = lists.cache, copy.deepcopy(lists.cache)
+    lists.check()
+    lists.write(1, 0), lists.check()
+    assert first.pending == rows and not any(view[:, :, rows:].any() for view in first.views)
+
+
 def test_storage_grows_by_doubling_and_says_when_it_moves() -> None:
     cache = KVCache(SHAPES)
     assert (cache.capacity, cache.storage_version) == (0, 0) and not cache.views

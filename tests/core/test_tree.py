@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opt_tree import Tree
-from opt_tree.tree import fetch, send
+from opt_tree.tree import Tree, fetch, send
 
 
 @st.composite
