@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import itertools
 import pickle
 import threading
@@ -25,6 +26,7 @@ from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
 from opt_tree.random import Random
 from opt_tree.sampling import Temperature
+from opt_tree.stop import StopTokens
 from opt_tree.target import Forward, Output
 from opt_tree.tree import Tree
 from opt_tree.verify import greedy
@@ -227,6 +229,19 @@ def test_a_text_may_be_decoded_step_by_step(target: Any) -> None:
     assert run.context == [*PROMPT, *written(target, PROMPT)][: len(run.context)]
 
 
+def test_a_job_beside_others_is_asked_for_like_one_alone(target: Any) -> None:
+    alone, beside = (inspect.signature(way).parameters for way in (Decoder.generate, Decoder.answer))
+    assert alone == beside, "names, order, defaults"
+    told = {name: one.default for name, one in alone.items() if one.default is not one.empty}
+    assert told == {"max_new_tokens": 128, "sampling": Temperature(), "stop": StopTokens(), "seed": 0} | {
+        "streamer": None, "reuse": False, "recorder": None,
+    }  # fmt: skip
+    decoder = decoder_of(target)
+    with torch.inference_mode():
+        found = run_alone(decoder.answer(PROMPT, NEW, Temperature(0.9), None, seed=3))
+    assert found.tokens == decoder.generate(PROMPT, NEW, Temperature(0.9), None, seed=3).tokens
+
+
 def test_a_model_of_several_processes_is_led(target: Any) -> None:
     """`generate` has the one that leads act; whoever takes the steps himself is told if he does not lead."""
     told: list[Any] = []
@@ -272,7 +287,8 @@ def test_a_model_keeps_what_it_may(target: Any) -> None:
     assert model.keep([*PROMPT[:5], 20], 9) == 5 == model.length and model.generation == 1
     assert model.keep(PROMPT, 3) == 3 == model.length and model.generation == 2
     assert model.append(PROMPT[3:]).logits[-1].tolist() == pytest.approx(logits_after(target, PROMPT).tolist())
-    assert model.keep(PROMPT, 0) == 0 == model.length and model.generation == 3
+    assert model.keep([PROMPT[0], 20], 9) == 1 == model.length
+    assert model.keep(PROMPT, 0) == 0 == model.length and model.generation == 4
     model.append(PROMPT)
     assert model.keep([20, *PROMPT], 9) == 0 == model.length
     model.append(PROMPT)
@@ -530,7 +546,7 @@ def resized(vocab: int) -> Model:
 @pytest.mark.parametrize("vocab", [VOCAB - 8, VOCAB + 8])
 def test_a_draft_model_may_know_other_tokens(target: Any, vocab: int) -> None:
     """What it lacks it reads as 0 and never proposes; what the target lacks is cut before the softmax."""
-    lm, prompt = resized(vocab), [1, 22, 3, 21, 5]
+    lm, prompt = resized(vocab), [1, 22, 3, VOCAB - 8, 5]
     decoder = Decoder(Model(target), CausalLMDrafter(lm, VOCAB), OptTree(30, 0.0, 1))
     known = min(vocab, VOCAB)
     text = list(prompt)

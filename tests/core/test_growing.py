@@ -15,6 +15,8 @@ from opt_tree.grow import grow, run
 from opt_tree.opt import OptTree
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
+from opt_tree.random import Random
+from opt_tree.sampling import Temperature
 from opt_tree.tree import Tree
 
 VOCAB = 2
@@ -130,6 +132,24 @@ def test_what_was_asked_of_the_root_is_not_asked_again() -> None:
     drafter.expanded = [()]
     tree, expected = (tree_of(one, OptTree(4, 0.0), 3, known) for one, known in ((drafter, root), (other, None)))
     assert paths_of(tree) == paths_of(expected) and () not in {path for layer in drafter.asked for path in layer}
+
+
+def test_children_are_picked_with_the_sampling_and_the_random_numbers_of_the_text() -> None:
+    given: list[tuple[int, Temperature, Random]] = []
+
+    class Noting(TopK):
+        def pool(self, root, sampling, random) -> CandidatePool:
+            given.append((root, sampling, random))
+            return super().pool(root, sampling, random)
+
+    class Policy(OptTree):
+        children = Noting(total=3)
+
+    sampling, random = Temperature(0.7), Random(4)
+    run(grow(Table(1), Policy(3), [9, 7], 2, sampling, random))
+    run(grow(Table(1), Policy(3), [9, 7], 2))
+    assert given[0] == (7, sampling, random) and given[1][:2] == (7, Temperature())
+    assert given[1][2].fresh.random() == Random(0).fresh.random()
 
 
 def test_a_fault_in_a_forward_is_raised_where_it_was_asked_for() -> None:

@@ -187,6 +187,12 @@ def test_a_seed_has_one_text_whatever_the_tree(target: Any) -> None:
     for policy in TREES:
         found = Decoder(Model(target), drafter, policy).generate(prompt, 12, sampling, None, seed=5)
         assert found.tokens == text[len(prompt) :]
+    decoder = Decoder(Model(target), drafter, policy)
+    first = decoder.generate(prompt, 12, sampling, None, seed=0).tokens
+    assert decoder.generate(prompt, 12, sampling, None).tokens == first != text[len(prompt) :]
+    for random, expected in ((Random(5), text[len(prompt) :]), (None, first)):
+        steps = decoder.steps(prompt, 12, sampling, random, stop=None)
+        assert [token for step in steps for token in step.tokens][:12] == expected
 
 
 def test_an_answer_stops_inside_a_path(target: Any) -> None:
