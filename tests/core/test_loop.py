@@ -34,7 +34,7 @@ def target(request: pytest.FixtureRequest) -> Any:
 
 def test_a_greedy_text_is_the_network_s_whatever_the_tree(target: Any) -> None:
     drafter, most = drafter_of(target), 0.0
-    for policy, prompt in [*product(TREES, PROMPTS[1:2]), *product(TREES[2:4], PROMPTS)]:
+    for policy, prompt in [*product(TREES, PROMPTS[1:2]), *product(TREES[2:4], PROMPTS[::2])]:
         found = Decoder(Model(target), drafter, policy).generate(prompt, NEW, stop=None)
         assert found.tokens == written(target, prompt) and found.finish_reason == "length"
         assert sum(found.accept_lengths) == NEW and found.prompt == prompt

@@ -68,7 +68,7 @@ class Lists:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_rows_are_where_lists_have_them(seed: int) -> None:
     rng, lists = np.random.default_rng(seed), Lists()
     for _ in range(8):
