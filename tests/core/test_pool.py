@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_models import hashed_laws, log_rows
 
-from opt_tree import TopK
-from opt_tree.children import LogProbs
+from opt_tree.children import LogProbs, TopK
 from opt_tree.pool import CandidatePool, Frontier
 
 Branch = tuple[int, ...]
@@ -197,7 +196,8 @@ def test_the_host_picks_the_children_that_a_device_would(seed, width, vocab, tot
     assert above_it[0] == above_it[1]
     assert len(ours.path_log_probs) <= total and (ours.path_log_probs > floor - 1e-6).all()
     for picked in (ours, theirs):
-        assert len({*zip(picked.rows, picked.tokens, strict=True)}) == len(picked.tokens)
+        named = [*zip(picked.rows, picked.tokens, strict=True)]
+        assert named == sorted({*named}), "in the order of nodes and tokens: equal ones rank in the order of storage"
         values = log_probs.numpy()[picked.rows, picked.tokens] + above[picked.rows].astype(log_probs.numpy().dtype)
         assert values.tolist() == picked.path_log_probs.tolist()
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scipy.special import chdtrc
 from torch import Tensor
 
-from opt_tree import Random
 from opt_tree import sampling as module
+from opt_tree.sampling import Random
 
 HOST = torch.device("cpu")
 GAMMA, WORD = 0x9E3779B97F4A7C15, 2**64
@@ -170,6 +170,18 @@ def test_fresh_numbers_have_the_laws_they_stand_for() -> None:
     assert agree(np.bincount([random.choose(probs * 3) for _ in range(4000)], minlength=5), probs)
     assert agree(np.bincount([random.accept(0.3) for _ in range(4000)], minlength=2), np.array([0.7, 0.3]))
     assert not any(random.accept(0.0) for _ in range(100)) and all(random.accept(1.0) for _ in range(100))
+
+
+def test_fresh_numbers_are_numpys_of_the_seed() -> None:
+    """A text that is drawn with them is the same next year."""
+    for seed in (5, -3):
+        random, numbers = Random(seed), np.random.default_rng((seed % 2**64, 1))
+        for chance in numbers.random(20):
+            assert random.fresh.random() == chance
+    random, chances = Random(5), np.random.default_rng((5, 1)).random(60)
+    for chance, next_chance in zip(chances[::2], chances[1::2], strict=True):
+        assert random.accept(0.4) == (chance < 0.4)
+        assert random.choose(np.array([0.2, 0.0, 0.6])) == (0 if next_chance < 0.25 else 2)
 
 
 def test_fresh_numbers_leave_draws_alone() -> None:

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opt_tree import Tree
-from opt_tree.tree import fetch
+from opt_tree.tree import Tree, fetch, send
 
 
 @st.composite
@@ -66,6 +65,29 @@ def test_rows_out_of_order_are_refused(parents: list[int]) -> None:
     with pytest.raises(ValueError, match="topological") as error:
         grow(parents)
     assert str(parents) in str(error.value)
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_fetch_copies_several_tensors_in_one_read(host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a device: whatever their shapes and dtypes, in the order in which they were given."""
+    monkeypatch.setattr("opt_tree.tree.on_host", lambda tensor: host)
+    given = [
+        torch.tensor([[True, False, True]]),
+        torch.arange(6).view(2, 3).T,
+        torch.zeros(0, 2, dtype=torch.float16),
+        torch.tensor([0.5, -1.0, 3.0], dtype=torch.float32),
+        torch.tensor(2.5, dtype=torch.float64),
+    ]
+    for count in range(1, len(given) + 1):
+        for array, tensor in zip(fetch(*given[:count]), given, strict=False):
+            assert array.dtype == tensor.numpy().dtype and array.shape == tensor.shape
+            assert array.tolist() == tensor.tolist()
+
+
+def test_send_casts_and_on_the_host_shares() -> None:
+    array, host = np.array([1, 2]), torch.device("cpu")
+    assert send(array, host, torch.half).dtype == torch.half
+    assert send(array, host).data_ptr() == torch.from_numpy(array).data_ptr()
 
 
 def test_fetch_copies_to_numpy() -> None:
