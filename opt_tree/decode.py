@@ -174,7 +174,9 @@ class Run:
         if isinstance(scores, LazyLogits) or on_host(scores):
             for row, token in zip(outcome.path, outcome.tokens, strict=True):
                 value = float(scores[row][token])
-                if isnan(value) or (value == -inf and not self.sampling.greedy):
+                # One logit of the row that is NaN or infinite leaves no probabilities.
+                most = value if self.sampling.greedy else float(scores[row].max())
+                if isnan(most) or (inf in (most, -value) and not self.sampling.greedy):
                     why = self.sampling.why_none(outcome.logits, outcome.tree, self.history, row)
                     raise ValueError(f"no token can be drawn at row {row} of a tree of {len(outcome.tree)}: {why}")
         if self.recorder is not None:

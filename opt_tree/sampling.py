@@ -7,6 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -90,8 +91,8 @@ class Temperature:
 
     def why_none(self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: Any, row: int) -> str:
         """Say why no token can be drawn at a row. `logits` are the model's own."""
-        if bool(logits[row].isnan().any()):
-            return "the model's logits are not numbers (NaN), so some of its weights or inputs are not"
+        if not bool((logits[row] < inf).all()):
+            return "the model's logits are not numbers (NaN, or infinite), so some of its weights or inputs are not"
         return "its probability is 0"
 
 
@@ -149,8 +150,14 @@ class Random:
         self._position += tokens
 
     def choose(self, probs: Float[np.ndarray, " vocab"]) -> int:
-        """Draw one token on the host, with fresh randomness. `probs` need not be normalised."""
-        return int(invert(torch.from_numpy(probs)[None], torch.tensor([[self.fresh.random()]])))
+        """Draw one token on the host, with fresh randomness. `probs` need not be normalised.
+
+        Raises ValueError where they are NaN, or 0 throughout.
+        """
+        token = int(invert(torch.from_numpy(probs)[None], torch.tensor([[self.fresh.random()]])))
+        if token == len(probs):
+            raise ValueError("no token can be drawn: the logits are not numbers (NaN, or infinite)")
+        return token
 
     def accept(self, probability: float) -> bool:
         """Toss a coin of the given probability, with fresh randomness."""

@@ -111,9 +111,11 @@ class Sampling(Temperature):
         here, history = logits[row : row + 1], history_of(context)
         scores = here.to(torch.promote_types(here.dtype, torch.float32), copy=True)
         steps: list[Callable] = [*self.processors, *self.warpers()]
-        if not bool(scores.isnan().any()):
+        if bool((scores < inf).all()):
             for process in steps:
                 scores = row_by_row(process, scores, tree, history, [row])
-                if bool(scores.isnan().any()) or bool((scores == -inf).all()):
-                    return f"{named(process)} {'answers NaN' if scores.isnan().any() else 'allows no token'}"
+                if bool((scores < inf).all()) and bool((scores > -inf).any()):
+                    continue
+                found = "NaN" if bool(scores.isnan().any()) else "infinity"
+                return f"{named(process)} {'allows no token' if bool((scores == -inf).all()) else f'answers {found}'}"
         return super().why_none(logits, tree, history.tokens, row)

@@ -227,3 +227,9 @@ def test_a_race_turns_no_oftener_than_its_two_fastest_are_near(error: float) -> 
     one, other = (Random(7).draw(law.expand(len(POSITIONS), -1), POSITIONS) for law in (probs, moved))
     turned, bound = float((one != other).double().mean()), 2 * error * (1 - float(probs.square().sum()))
     assert 0.3 * bound < turned < bound + 4 * (bound / len(POSITIONS)) ** 0.5
+
+
+@pytest.mark.parametrize("probs", [[0.2, np.nan, 0.3], [0.0, 0.0]])
+def test_no_token_is_drawn_from_what_are_no_probabilities(probs: list[float]) -> None:
+    with pytest.raises(ValueError, match="no token can be drawn"):
+        Random().choose(np.array(probs))

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,9 @@ class Answers(LogitsProcessor):
         return scores.clone() if ids.shape[1] < self.length else torch.full_like(scores, self.value)
 
 
-@pytest.mark.parametrize(("value", "says"), [(float("-inf"), "allows no token"), (float("nan"), "answers NaN")])
+@pytest.mark.parametrize(
+    ("value", "says"), [(-inf, "allows no token"), (nan, "answers NaN"), (inf, "answers infinity")]
+)
 @pytest.mark.parametrize("length", [0, 13])
 def test_nothing_to_draw_from_is_refused_with_the_processors_name(value, says, length):
     sampling = Sampling(1.0, processors=(Answers(value, length),))
@@ -94,9 +97,20 @@ def test_weights_that_turn_nan_are_refused(temperature):
     decoder = decoder_of()
     decoder.generate(prompt(9), 4)
     with torch.no_grad():
-        decoder.target.model.model.norm.weight.fill_(float("nan"))
+        decoder.target.model.model.norm.weight.fill_(nan)
     with pytest.raises(ValueError, match="the model's logits are not numbers"):
         decoder.generate(prompt(9), 20, Sampling(temperature))
+
+
+@pytest.mark.parametrize("value", [nan, inf])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_one_broken_row_of_the_output_layer_is_refused_where_tokens_are_drawn(temperature, value):
+    """One logit that is no finite number makes every probability of the softmax NaN."""
+    decoder = decoder_of()
+    with torch.no_grad():
+        decoder.target.model.lm_head.weight[3] = value
+    with pytest.raises(ValueError, match="the model's logits are not numbers"):
+        decoder.generate(prompt(9), 20, Sampling(temperature), stop=None)
 
 
 @pytest.mark.parametrize("generate", [Decoder.generate, generate_batch], ids=["one", "several"])
