@@ -1,8 +1,8 @@
 """Canonical arithmetic: a token's logits are a function of the tokens before it alone, bit for bit.
 
 Owns the attention kernel (`canonical.cpp`), what stands in the place of transformers' attention function while a body
-runs, the rule for one row on a CPU, and that for all rows on CUDA. `opt_tree.models.canonical` switches a model over
-and checks it.
+runs, the rules for one row and for many on a CPU, and that for all rows on CUDA. `opt_tree.models.canonical` switches a
+model over and checks it.
 """
 
 import functools
@@ -120,24 +120,23 @@ COUNTS = 2, 7, 16, 33, 48, 64, 130
 _BLOCKS = 32, 16, 8, 4, 2
 
 
+def rows_alike(compute: Compute, weight: Float[Tensor, "outputs inputs"]) -> int | None:
+    """How many rows a linear layer without a bias sums in one order, be they two or more; None: any of `COUNTS`."""
+    if sums_alike(compute, weight, COUNTS):
+        return None
+    return next((most for most in _BLOCKS if sums_alike(compute, weight, range(2, most + 1))), min(_BLOCKS))
+
+
 @functools.cache
-def rows_alike(threads: int) -> int | None:
-    """How many rows in bfloat16 the library sums in one order, be they two or more; None: any number.
+def many_rows_differ(threads: int) -> bool:
+    """Whether the library sums products of many rows in bfloat16 in another order than those of few, in some layers.
 
-    On a CPU with AMX it sums the products of more than 32 rows with 512 inputs or more in an order of its own.
-
-    Arguments:
-        threads: those of this process; the library divides its work among them.
+    On a CPU with AMX it does so from 33 rows on in most layers of 512 inputs or more. `threads`: those of this process;
+    the library divides its work among them.
     """
     numbers = torch.Generator().manual_seed(0)
-    least: int | None = None
-    for outputs, inputs in ((192, 576), (64, 4096)):
-        weight = torch.randn(outputs, inputs, generator=numbers).bfloat16()
-        compute = functools.partial(nn.functional.linear, weight=weight)
-        if not sums_alike(compute, weight, COUNTS):
-            known = [most for most in _BLOCKS if sums_alike(compute, weight, range(2, most + 1))]
-            least = min(least or max(_BLOCKS), *known[:1] or [2])
-    return least
+    weights = (torch.randn(*shape, generator=numbers).bfloat16() for shape in ((192, 576), (64, 4096)))
+    return any(rows_alike(functools.partial(nn.functional.linear, weight=one), one) is not None for one in weights)
 
 
 def sums_one_otherwise(compute: Compute, weight: Tensor) -> bool:
@@ -152,7 +151,7 @@ def sums_alike(compute: Compute, weight: Float[Tensor, "outputs inputs"], counts
     all its bits.
     """
     rows = _zero_sums(weight)
-    expected = compute(rows)
+    expected = torch.cat([compute(pair) for pair in rows.split(2)])
     for count in counts:
         if count == 1:
             found = torch.cat([compute(row[None]) for row in rows])

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from opt_tree.backends.canonical import (
     Canonical,
     NotCanonicalError,
     as_two,
+    many_rows_differ,
     rows_alike,
     sums_alike,
     sums_one_otherwise,
@@ -90,8 +92,9 @@ class PackedWeights:
         self.wanted, self._linears = wanted, None
 
     def make_canonical(self, on: bool = True) -> None:
-        """Compute attention by the canonical kernel, which is loaded, and one row as two where a layer needs it; or as
-        before.
+        """Compute attention by the canonical kernel, which is loaded, or as before.
+
+        Where a layer needs it, one row goes as two equal ones, and many rows in blocks.
         """
         self.canonical, self._linears = on, None
 
@@ -106,15 +109,28 @@ class PackedWeights:
                 _copies.pop(id(linear.copy.weight), None)
         self._linears = None
 
-    def uneven(self) -> Tensor | None:
-        """A weight whose layer computes a row otherwise among others, in canonical arithmetic; None: there is none.
+    def uneven(self) -> str | None:
+        """What computes a row otherwise among others, in canonical arithmetic; None: nothing that was tried.
 
         Layers of one shape are computed alike: one of them is tried. Of tiny ones, which no model has whose text
-        somebody reads, this is not asked.
+        somebody reads, this is not asked. Experts and the like multiply by weights of their own, at once.
         """
-        large = [linear for linear in self._layers() if linear.weight.numel() >= _TRIED]
-        by_shape = {(linear.weight.shape, linear.weight.dtype): linear for linear in large}
-        return next((linear.weight for linear in by_shape.values() if not linear.alike()), None)
+        layers = [linear for linear in self._layers() if linear.weight.numel() >= _TRIED]
+        for linear in {(linear.weight.shape, linear.weight.dtype): linear for linear in layers}.values():
+            if not linear.alike():
+                return f"layers of {list(linear.weight.shape)} compute a row otherwise among others"
+        if not many_rows_differ(torch.get_num_threads()):
+            return None
+        ours = {id(linear.weight) for linear in layers}
+        for module in self.model.modules():
+            for name, weight in [] if isinstance(module, nn.Embedding) else module.named_parameters(recurse=False):
+                if weight.dtype != torch.bfloat16 or weight.ndim < 2 or id(weight) in ours:
+                    continue
+                one = weight.reshape(-1, *weight.shape[-2:])[0]
+                ways = (one, one.T) if one.numel() >= _TRIED else ()
+                if any(rows_alike(partial(nn.functional.linear, weight=way), way) is not None for way in ways):
+                    return f"{type(module).__name__} multiplies by {name} itself, which sums many rows otherwise here"
+        return None
 
     @property
     def in_blocks(self) -> bool:
@@ -200,17 +216,23 @@ class _PackedForward:
         return linear(rows)
 
 
+_Tried = dict[tuple[torch.Size, int], int | None]
+"""By the shape of a weight and the number of threads: how many rows its layer computes at once."""
+
+
 class _Linear:
     """One layer and its packed weight, where it `packs`."""
 
-    def __init__(self, module: nn.Linear, packs: bool, canonical: bool) -> None:
-        self.packs, self.canonical = packs, canonical
+    def __init__(self, module: nn.Linear, packs: bool, canonical: bool, tried: "_Tried | None" = None) -> None:
+        self.packs, self.canonical, self._tried = packs, canonical, {} if tried is None else tried
         self.names: dict[str, Any] = module.__dict__
         self.parameters = module._parameters
         self.copy: _Copy | None = None
         self._own = _PackedForward(self.parameters)
         self._doubled: dict[int, bool] = {}
         """By the number of threads: whether one row goes as two equal ones."""
+        self._most: dict[int, int | None] = {}
+        """By the number of threads: see `most`."""
 
     def stand_in(self) -> _PackedForward | None:
         """What is called in the place of the layer from now on, one for all threads; None: others put theirs there.
@@ -235,10 +257,11 @@ class _Linear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         bias = self.parameters["bias"]
-        count = rows.numel() // rows.shape[-1]
-        if not self.canonical or not (count == 1 or count > (self.most or count)):
+        if not self.canonical:
             return self._compute(rows, bias)
-        if count == 1 and not self._doubles():
+        count = rows.numel() // rows.shape[-1]
+        most = self.most
+        if not self._doubles() if count == 1 else most is None or count <= most:
             return self._compute(rows, bias)
         return self._alike(rows.reshape(count, -1), bias).view(*rows.shape[:-1], -1)
 
@@ -260,10 +283,17 @@ class _Linear:
     @property
     def most(self) -> int | None:
         """How many rows are computed at once in canonical arithmetic; None: any number."""
-        return rows_alike(torch.get_num_threads()) if self.weight.dtype == torch.bfloat16 else None
+        threads, weight = torch.get_num_threads(), self.weight
+        if threads not in self._most:
+            key, self._most[threads] = (weight.shape, threads), None
+            if weight.dtype == torch.bfloat16 and weight.numel() >= _TRIED and many_rows_differ(threads):
+                if key not in self._tried:
+                    self._tried[key] = rows_alike(lambda rows: self._compute(rows, None), weight)
+                self._most[threads] = self._tried[key]
+        return self._most[threads]
 
     def alike(self) -> bool:
-        """Whether a row is computed the same among 1 to 130 rows, tried by sums that are exactly zero."""
+        """Whether a row is computed the same alone and among so many rows as `COUNTS` has."""
         return sums_alike(lambda rows: self._alike(rows, None), self.weight, (1, *COUNTS))
 
     def _doubles(self) -> bool:
@@ -305,7 +335,8 @@ def _found(model: Any, wanted: bool, canonical: bool) -> list[_Linear]:
         return [_Linear(module, True, False) for module in large] if packs else []
     if not packs and any(module.weight.dtype == torch.float32 for module in plain):
         raise NotCanonicalError(f"{type(model).__name__} is canonical in float32 with packed weights only")
-    return [_Linear(module, packs and _least(module.weight) < inf, True) for module in plain]
+    tried: _Tried = {}
+    return [_Linear(module, packs and _least(module.weight) < inf, True, tried) for module in plain]
 
 
 def _can_pack(name: str, weights: list[Tensor]) -> bool:

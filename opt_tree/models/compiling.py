@@ -83,7 +83,7 @@ def _why_not(lm: CausalLM) -> str | None:
     if lm.device.type not in ("cpu", "cuda"):
         return f"packages are for CPUs and graphs for CUDA, and it is on {lm.device.type}"
     if lm.eager.packed.in_blocks:
-        return "canonical, it computes many rows in blocks on this CPU, and a package all at once"
+        return "canonical, it computes many rows in blocks here, and a package all at once (exact=False compiles)"
     return None
 
 

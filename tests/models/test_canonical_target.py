@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, WIDTH, build, prompt, random_tree, save_pair, tiny, tiny_drafter
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MixtralConfig
 
 from opt_tree import (
     CausalLMDrafter,
@@ -147,9 +147,18 @@ def test_many_rows_go_in_blocks_where_the_library_sums_them_otherwise(
     sums_five_otherwise: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = sums_five_otherwise
-    monkeypatch.setattr(packed, "rows_alike", lambda threads: 4)
+    monkeypatch.setattr(packed, "many_rows_differ", lambda threads: True)
     make_canonical(lm)
     assert lm.canonical and lm.eager.packed.in_blocks
+    assert {layer.most for layer in lm.eager.packed._layers() if layer.weight.numel() >= packed._TRIED} == {4}
+    text = prompt(60)
+    whole = lm.append(text, all_logits=True).logits.clone()
+    for chunk in (1, 3, 4, 5, 9, 33):
+        lm.reset()
+        parts = [
+            lm.append(text[first : first + chunk], all_logits=True).logits.clone() for first in range(0, 60, chunk)
+        ]
+        assert torch.equal(bits(torch.cat(parts)), bits(whole))
     with pytest.warns(UserWarning, match="not compiled: canonical, it computes many rows in blocks"):
         assert not compile_forwards(lm)
 
@@ -157,12 +166,22 @@ def test_many_rows_go_in_blocks_where_the_library_sums_them_otherwise(
 def test_a_library_that_sums_many_rows_otherwise_is_refused(
     sums_five_otherwise: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "rows_alike", lambda threads: None)
+    monkeypatch.setattr(packed, "many_rows_differ", lambda threads: False)
     with pytest.raises(NotCanonicalError):
         make_canonical(sums_five_otherwise)
     monkeypatch.setattr("opt_tree.models.canonical._trials", lambda lm, ids: ())
     with pytest.raises(NotCanonicalError, match=r"layers of \[\d+, 128\] compute a row otherwise among others"):
         make_canonical(sums_five_otherwise)
+
+
+def test_experts_are_refused_where_the_library_sums_many_rows_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their weights are no linear layers, and one expert may get any number of rows."""
+    lm = CausalLM(build(MixtralConfig(**WIDTH | {"hidden_size": 128, "intermediate_size": 96}), dtype=torch.bfloat16))
+    monkeypatch.setattr(packed, "many_rows_differ", lambda threads: True)
+    monkeypatch.setattr(packed, "rows_alike", lambda compute, weight: 32)
+    with pytest.raises(NotCanonicalError, match=r"Experts multiplies by .*proj itself"):
+        make_canonical(lm)
+    assert not lm.canonical
 
 
 def test_what_cannot_be_canonical_is_refused() -> None:
