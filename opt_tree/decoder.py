@@ -13,7 +13,15 @@ from opt_tree.drafter import Drafter
 from opt_tree.errors import require
 from opt_tree.generation import Generation, Step
 from opt_tree.policy import TreePolicy, check_grows
-from opt_tree.request import StopRule, StopTokens, check_new_tokens, check_others, check_prompt, rule_for
+from opt_tree.request import (
+    StopRule,
+    StopTokens,
+    check_new_tokens,
+    check_others,
+    check_prompt,
+    check_recorder,
+    rule_for,
+)
 from opt_tree.sampling import Random, Temperature
 from opt_tree.target import Asking, Target, Turns, run_alone
 from opt_tree.verify import Verifier, check, check_temperature, greedy, match
@@ -88,14 +96,14 @@ class Decoder:
         Arguments:
             prompt: token ids, a list or a tensor of one row.
             max_new_tokens: how many tokens at most, at least 1.
-            sampling: how logits become a distribution; greedy by default.
+            sampling: temperature, and what a `Sampling` adds: top-k, top-p, processors; greedy by default.
             stop: asked after every token (see `Stop`). By default the target's own end tokens (`Target.ends`), which
                 `Stop(strings=...)` keeps; None: never.
             streamer: one of transformers': it receives the prompt, then the tokens of each step.
             seed: the same one gives the same tokens; judged by `greedy` or `match`, whatever the tree.
             reuse: keep what the target holds of the text that it decoded last, as far as `prompt` begins like it
                 (`Generation.reused` tokens), for the turns of a conversation. The text is the same, to rounding.
-            recorder: keeps log-probabilities, such as `Recorder(5)`; for one text at a time. `begin()` is called first,
+            recorder: keeps log-probabilities, such as `Recorder(5)`; for one text at a time. `begin(vocab)` is first,
                 `add(logits, scores, path, tokens)` for every step, and `told(length)` returns `Generation.log_probs`
                 and `top_log_probs` of the first `length` tokens.
 
@@ -138,8 +146,7 @@ class Decoder:
             check_others(others)
             if streamer is not None and not callable(getattr(streamer, "put", None)):
                 raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
-            if recorder is not None and not callable(getattr(recorder, "add", None)):
-                raise TypeError(f"recorder must be a Recorder, such as Recorder(5), got {recorder!r:.80}")
+            check_recorder(recorder)
             most, rest = check_new_tokens(max_new_tokens), {"reuse": reuse, "recorder": recorder}
             run = self._run(prompt, most, sampling, stop, random=Random(seed), **rest)
             return (yield from self._answer(run, most, streamer))
@@ -149,10 +156,10 @@ class Decoder:
 
     def _answer(self, run: Run, max_new_tokens: int, streamer: Any) -> Asking[Generation]:
         begin, prompt, steps, lengths = time.perf_counter(), list(run.context), [], []
+        if run.recorder is not None:
+            run.recorder.begin(self.target.vocab)
         if streamer is not None:
             streamer.put(torch.tensor([prompt]))
-        if run.recorder is not None:
-            run.recorder.begin()
         yield from prefill(run, self.policy)
         while run.goes_on:
             known = len(run.tokens)

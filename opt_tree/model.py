@@ -34,8 +34,10 @@ class Model(Target):
         self.name = network.config.name_or_path or type(network).__name__
         self.vocab = config.vocab_size
         # One mask serves every layer up to the end of the shortest window or chunk: no row sees less before.
-        ends = ("max_position_embeddings", "sliding_window", "attention_chunk_size")
-        self.max_context = min(getattr(config, name, None) or 1 << 30 for name in ends)
+        kinds = getattr(config, "layer_types", None) or ("sliding_attention", "chunked_attention")
+        ends = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+        windows = (getattr(config, ends[kind], None) or 1 << 30 for kind in kinds if kind in ends)
+        self.max_context = min([getattr(config, "max_position_embeddings", None) or 1 << 30, *windows])
         self.device, self.dtype, self.hidden = weight.device, weight.dtype, weight.shape[1]
         self.cache: KVCache = self.backend.new_cache()
         self.pending: Int[np.ndarray, "2 rows"] = np.zeros((2, 0), dtype=np.int64)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from opt_tree.errors import require
+from opt_tree.sampling import Temperature
 from opt_tree.target import Target
 
 
@@ -81,12 +82,19 @@ def check_prompt(prompt: Any, target: Target) -> list[int]:
 
 
 def check_others(given: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that are not `generate`'s, with a word on where they may belong."""
+    """Raise TypeError for arguments that are not `generate`'s; those of a sampling are told where they belong."""
+    kinds: list[type[Temperature]] = [Temperature, *Temperature.__subclasses__()]
+    shaping = {item.name for kind in kinds for item in fields(kind)}
     for name, value in given.items():
-        raise TypeError(
-            f"generate() takes no {name}: pass sampling=Sampling({name}={value!r}) if it shapes the distribution; "
-            "help(Decoder.generate) lists all"
-        )
+        where = f"pass sampling=Sampling({name}={value!r})" if name in shaping else "help(Decoder.generate) lists all"
+        raise TypeError(f"generate() takes no {name}: {where}")
+
+
+def check_recorder(recorder: Any) -> None:
+    """Raise TypeError for what can record no text."""
+    parts = (getattr(recorder, name, None) for name in ("begin", "add", "told"))
+    if recorder is not None and (isinstance(recorder, type) or not all(map(callable, parts))):
+        raise TypeError(f"recorder must be a Recorder, such as Recorder(5), got {recorder!r:.80}")
 
 
 def check_new_tokens(most: Any) -> int:

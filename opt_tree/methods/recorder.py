@@ -32,18 +32,23 @@ class Recorder:
         rows: which whole rows are kept as well, in float32: "logits", as the model gave them, or "scores", the
             processed ones. Each row has a number for every token of the vocabulary.
 
-    Raises TypeError or ValueError for a bad number, when it is made or when the vocabulary is seen to be smaller.
+    Raises TypeError or ValueError for a bad number or kind of rows, ValueError when a text begins whose target has a
+    smaller vocabulary than `likeliest`.
     """
 
     def __init__(self, likeliest: int = 0, rows: Collection[str] = ()) -> None:
         require(Integral, likeliest=likeliest)
         if likeliest < 0:
             raise ValueError(f"likeliest must be how many tokens are kept at each place, 0 or more, got {likeliest}")
+        if isinstance(rows, str) or not {"logits", "scores"}.issuperset(rows):
+            raise ValueError(f'rows: a list of "logits" and "scores", got {rows!r}')
         self._likeliest, self._kinds = int(likeliest), tuple(rows)
-        self.begin()
+        self.begin(self._likeliest)
 
-    def begin(self) -> None:
-        """Forget what was kept: a text begins."""
+    def begin(self, vocab: int) -> None:
+        """Forget what was kept: a text begins, of a target with so many logits a row."""
+        if self._likeliest > vocab:
+            raise ValueError(f"likeliest: {self._likeliest} of a vocabulary of {vocab} at each place")
         self._rows: dict[str, list[Tensor]] = {kind: [] for kind in self._kinds}
         self._own: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -51,8 +56,6 @@ class Recorder:
 
     def add(self, logits: Float[Tensor, "rows vocab"], scores: Logits, path: list[int], tokens: list[int]) -> None:
         """Take in a step: the logits of its tree, the processed ones, the accepted rows, and the tokens behind them."""
-        if self._likeliest > logits.shape[1]:
-            raise ValueError(f"likeliest: {self._likeliest} of a vocabulary of {logits.shape[1]} at each place")
         rows = send(np.array(path), logits.device)
         processed = torch.stack([scores[row] for row in path]) if isinstance(scores, LazyLogits) else scores[rows]
         processed = processed.to(torch.promote_types(processed.dtype, torch.float32))
@@ -82,5 +85,7 @@ class Recorder:
         return own[:length].tolist(), places
 
     def rows(self, kind: str, length: int) -> Float[Tensor, "length vocab"]:
-        """The rows from which the first `length` tokens were drawn, where they lie."""
+        """The rows from which the first `length` tokens were drawn, where they lie. ValueError if none were kept."""
+        if not self._rows.get(kind):
+            raise ValueError(f"no {kind} were kept: Recorder(rows=[{kind!r}]) keeps those of one text")
         return torch.cat(self._rows[kind])[:length]

@@ -60,7 +60,7 @@ def test_a_node_s_probability_is_the_draft_model_s(target: Any) -> None:
 class Laws:
     """A recorder: the whole law before each token in place of its likeliest ones."""
 
-    def begin(self) -> None:
+    def begin(self, vocab: int) -> None:
         self.rows, self.tokens = [], list[int]()
 
     def add(self, logits: torch.Tensor, scores: Any, path: list[int], tokens: list[int]) -> None:

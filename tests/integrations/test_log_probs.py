@@ -137,6 +137,50 @@ def test_a_bad_number_is_refused(decoder, asked, error):
             call(PROMPT, recorder=5)
 
 
+def test_what_cannot_record_is_refused_before_anything_runs(decoder, monkeypatch):
+    monkeypatch.setattr(decoder.target, "run", None)  # no forward
+
+    class Half:
+        add = told = print
+
+    for call in (decoder.generate, lambda prompt, **options: generate_batch(decoder, [prompt], **options)):
+        for given in (Recorder, Half(), True):
+            with pytest.raises(TypeError, match="recorder must be a Recorder"):
+                call(PROMPT, recorder=given)
+        with pytest.raises(ValueError, match=f"likeliest: {VOCAB + 1} of a vocabulary of {VOCAB}"):
+            call(PROMPT, recorder=Recorder(VOCAB + 1))
+    for rows in ("logits", ["score"]):
+        with pytest.raises(ValueError, match=r'^rows: a list of "logits" and "scores", got'):
+            Recorder(rows=rows)
+
+
+def test_a_batch_records_each_text_apart(decoder):
+    """Also by a recorder of one's own, which empties what it has."""
+
+    class Emptied(Recorder):
+        def begin(self, vocab):
+            super().begin(vocab)
+            self.seen = getattr(self, "seen", [])
+            self.seen.clear()
+
+        def add(self, logits, scores, path, tokens):
+            super().add(logits, scores, path, tokens)
+            self.seen += tokens
+
+        def told(self, length):
+            assert len(self.seen) >= length > len(self.seen) - 20
+            return self.seen[:length], None
+
+    texts = [prompt(length, seed=length) for length in (5, 9, 12)]
+    own, rows = Emptied(), Recorder(rows=["scores"])
+    for answer in generate_batch(decoder, texts, NEW, recorder=own):
+        assert answer.log_probs == answer.tokens
+    decoder.generate(texts[0], NEW, recorder=rows)
+    generate_batch(decoder, texts, NEW, recorder=rows)
+    with pytest.raises(ValueError, match="no scores were kept"):
+        rows.rows("scores", NEW)
+
+
 def test_a_recorder_begins_anew_with_every_text(decoder):
     """Also behind one that failed."""
     recorder = Recorder(2)

@@ -20,7 +20,16 @@ from opt_tree.backends.batch import scheduler, shared_forwards
 from opt_tree.decoder import Decoder
 from opt_tree.errors import counted, require
 from opt_tree.generation import Generation
-from opt_tree.request import StopRule, StopTokens, check_ids, check_new_tokens, check_others, check_prompt, rule_for
+from opt_tree.request import (
+    StopRule,
+    StopTokens,
+    check_ids,
+    check_new_tokens,
+    check_others,
+    check_prompt,
+    check_recorder,
+    rule_for,
+)
 from opt_tree.sampling import Temperature
 from opt_tree.target import Asking, run_alone
 
@@ -47,7 +56,7 @@ def generate_batch(
         sampling: see `generate`.
         stop: one for all prompts, or a list with one for each; see `generate`.
         seed: one for all prompts, or a list with one for each; see `generate`.
-        recorder: see `generate`; each prompt has a copy of its own.
+        recorder: see `generate`; each prompt has a copy of it, and what is told of it is in the `Generation`.
         width: how many sequences are decoded at a time at most, at least 1.
 
     An error in one ends all; its note says which prompt it was. See `side_by_side` for the rest.
@@ -57,14 +66,15 @@ def generate_batch(
     require((Sequence, Tensor, np.ndarray), prompts=prompts)
     rules, seeds = _of_each(len(prompts), stop, seed)
     rules = [rule_for(rule, decoder.target.ends) for rule in rules]
+    recorders = _copies(recorder, len(prompts), decoder.target.vocab)
     jobs, most = [], check_new_tokens(max_new_tokens)
     decoder.target.about_to_decode(sampling)
-    for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
+    for number, (prompt, rule, own, kept) in enumerate(zip(prompts, rules, seeds, recorders, strict=True)):
         try:
             context = check_prompt(prompt, decoder.target)
         except ValueError as error:
             raise ValueError(f"prompt {number} of the batch: {error}") from None
-        options = (context, most, sampling, rule, None, own, False, copy.copy(recorder))
+        options = (context, most, sampling, rule, None, own, False, kept)
         jobs.append(lambda decoder, options=options: decoder.answer(*options))
 
     def answers() -> list[Generation]:
@@ -72,6 +82,14 @@ def generate_batch(
         return [found[number] for number in range(len(jobs))]
 
     return decoder.led(answers)
+
+
+def _copies(recorder: Any, count: int, vocab: int) -> list[Any]:
+    """A recorder for each prompt, without what the given one has recorded."""
+    check_recorder(recorder)
+    if recorder is not None:
+        recorder.begin(vocab)
+    return [copy.deepcopy(recorder) for _ in range(count)]
 
 
 def _of_each(count: int, stop: Any, seed: Any) -> tuple[list[Any], list[Any]]:
