@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from opt_tree.backend import Mask
+from opt_tree.backend import Backend, Mask
 from opt_tree.backends.hidden_states import WithHiddenStates
 from opt_tree.model import Model
 from opt_tree.tree import send
@@ -19,8 +19,8 @@ from opt_tree.tree import send
 class WithWindows(Model):
     """A `Model` that gives each kind of its layers a mask of its own."""
 
-    def __init__(self, network: Any, backend: WithHiddenStates) -> None:
-        super().__init__(network, backend)
+    def __init__(self, network: Any, backend: Backend | None = None) -> None:
+        super().__init__(network, WithHiddenStates(network) if backend is None else backend)
         self.max_context = getattr(network.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
         found = layer_windows(network).items()
         # A layer that is attention and a state space takes attention's mask by attention's name.
