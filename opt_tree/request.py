@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +15,7 @@ from opt_tree.sampling import Temperature
 from opt_tree.target import Target
 
 
+@runtime_checkable
 class StopRule(Protocol):
     """Asked after every single emitted token, so that a generation ends inside an accepted path if need be."""
 

@@ -64,8 +64,7 @@ def generate_batch(
     check_others(others)
     check_ids(prompts, "prompts")
     require((Sequence, Tensor, np.ndarray), prompts=prompts)
-    rules, seeds = _of_each(len(prompts), stop, seed)
-    rules = [rule_for(rule, decoder.target.ends) for rule in rules]
+    rules, seeds = _of_each(len(prompts), stop, seed, decoder.target.ends)
     recorders = _copies(recorder, len(prompts), decoder.target.vocab)
     jobs, most = [], check_new_tokens(max_new_tokens)
     decoder.target.about_to_decode(sampling)
@@ -92,14 +91,14 @@ def _copies(recorder: Any, count: int, vocab: int) -> list[Any]:
     return [copy.deepcopy(recorder) for _ in range(count)]
 
 
-def _of_each(count: int, stop: Any, seed: Any) -> tuple[list[Any], list[Any]]:
-    """Return a stop rule and a seed for each prompt. ValueError for lists of another length."""
+def _of_each(count: int, stop: Any, seed: Any, ends: frozenset[int]) -> tuple[list[Any], list[Any]]:
+    """Return a stop rule, for a target with these ends, and a seed for each prompt. ValueError for other lengths."""
     rules = list(stop) if isinstance(stop, Sequence) and not isinstance(stop, str) else [stop] * count
     seeds = list(seed) if isinstance(seed, Sequence) else [seed] * count
     if not count == len(rules) == len(seeds):
         there = f"{counted(len(rules), 'stop rule')} and {counted(len(seeds), 'seed')}"
         raise ValueError(f"{counted(count, 'prompt')}, but {there}")
-    return rules, seeds
+    return [rule_for(rule, ends) for rule in rules], seeds
 
 
 def side_by_side(
