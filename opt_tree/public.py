@@ -21,8 +21,7 @@ from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
 from opt_tree.models.compiling import compile_forwards
-from opt_tree.opt import OptTree
-from opt_tree.policy import TreePolicy
+from opt_tree.policy import OptTree, TreePolicy
 from opt_tree.sampling import Random
 from opt_tree.target import Output, Target
 from opt_tree.tools.advising import advise

@@ -19,7 +19,7 @@ from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.methods.verifiers.recursive_rejection import without_replacement
 from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.presets import plain
 from opt_tree.verify import match
 

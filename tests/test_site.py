@@ -20,7 +20,10 @@ HOOKS = runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py"))
         ),
         ("[GPU](../results/gpu.md)", "[GPU](results/gpu.md)"),
         ("[start](../README.md)", "[start](index.md)"),
-        ("[`OptTree.expand`](../opt_tree/opt.py)", "[`OptTree.expand`](reference/opt.md#opt_tree.opt.OptTree.expand)"),
+        (
+            "[`OptTree.expand`](../opt_tree/policy.py)",
+            "[`OptTree.expand`](reference/policy.md#opt_tree.policy.OptTree.expand)",
+        ),
         ("[`Decoder._answer`](../opt_tree/decoder.py)", "[`Decoder._answer`](reference/decoder.md)"),
         ("[backends](../opt_tree/backends)", "[backends](reference/backends/index.md)"),
         ("[one](../examples/custom_policy.py)", "[one](there/blob/main/examples/custom_policy.py)"),

@@ -44,7 +44,7 @@ from lm_eval.models.huggingface import HFLM
 from opt_tree.decoder import Decoder
 from opt_tree.integrations.hf_generate import custom_generate
 from opt_tree.methods.policies.static import Static
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.pair import load_pair
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opt_tree.decoder import Decoder
 from opt_tree.methods.sampling import Sampling
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.pair import Pair, load_pair
 
 

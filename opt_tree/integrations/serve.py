@@ -63,7 +63,7 @@ from opt_tree.methods.drafters.registry import DrafterOptions, check_drafter, lo
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.models.known import KNOWN
 from opt_tree.models.named import drafter_of
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.system.command_line import check_port
 from opt_tree.tools.pair import load_pair
 

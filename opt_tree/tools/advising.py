@@ -19,8 +19,7 @@ from opt_tree.methods.controllers.auto import Auto
 from opt_tree.methods.drafters.around import described
 from opt_tree.methods.policies.costs import Costs
 from opt_tree.methods.policies.static import Static
-from opt_tree.opt import OptTree
-from opt_tree.policy import TreePolicy
+from opt_tree.policy import OptTree, TreePolicy
 from opt_tree.request import check_prompt
 from opt_tree.tools.advice import AUTO, HERE, Advice, Choice, Prospect
 from opt_tree.tools.along import along

@@ -25,8 +25,7 @@ from opt_tree.methods.drafters.tables.store import StoreDrafter
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.static import Static
-from opt_tree.opt import OptTree
-from opt_tree.policy import TreePolicy
+from opt_tree.policy import OptTree, TreePolicy
 from opt_tree.tools.joined_tensors import CopyingTensors, GraftedTensors, RecentTensors
 from opt_tree.tools.one_pass_tensors import Masked, OfBlock, OfDepths
 from opt_tree.tools.table_tensors import Tabled

@@ -42,8 +42,7 @@ from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.named import resolve
-from opt_tree.opt import OptTree
-from opt_tree.policy import TreePolicy
+from opt_tree.policy import OptTree, TreePolicy
 from opt_tree.target import Target
 from opt_tree.tools.step_costs import costs_of
 from opt_tree.verify import Verifier, match

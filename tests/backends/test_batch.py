@@ -25,7 +25,7 @@ from opt_tree.methods.controllers.scheduled import Scheduled
 from opt_tree.methods.policies.static import Static
 from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.stop_strings import Stop
 
 NEW = 8

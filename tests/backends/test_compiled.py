@@ -34,7 +34,7 @@ from opt_tree.models import compiling
 from opt_tree.models.canonical import check, make_canonical
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.compiling import compile_forwards
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools import pair as pairs
 from opt_tree.tools.presets import opt, plain
 

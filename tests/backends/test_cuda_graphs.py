@@ -21,7 +21,7 @@ from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 
 BUCKETS = Buckets(rows=(1, 4, 16), keys=(32, 64))
 

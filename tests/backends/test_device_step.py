@@ -49,7 +49,7 @@ from opt_tree.methods.policies.static import Static
 from opt_tree.methods.policies.talon import Talon
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.on_device import on_device
 
 OPT = OptTree(12, 0.1, 5)

@@ -18,8 +18,7 @@ from opt_tree.generation import Outcome
 from opt_tree.methods.policies.dynamic_depth import DynamicDepth
 from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.methods.policies.static import EAGLE_1, Static
-from opt_tree.opt import OptTree
-from opt_tree.policy import TreePolicy
+from opt_tree.policy import OptTree, TreePolicy
 from opt_tree.pool import Frontier
 from opt_tree.target import run_alone
 from opt_tree.tools.on_device import growth_of

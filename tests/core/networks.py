@@ -16,7 +16,7 @@ from transformers import (
 
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.model import Model
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 
 VOCAB, NEW = 24, 16
 PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], [9, 9, 9, 2, 9, 9, 9, 2, 9])

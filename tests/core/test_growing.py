@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from opt_tree.children import LogProbs, TopK
 from opt_tree.decode import grow
 from opt_tree.drafter import Drafter
-from opt_tree.opt import OptTree
-from opt_tree.policy import TreePolicy
+from opt_tree.policy import OptTree, TreePolicy
 from opt_tree.pool import CandidatePool
 from opt_tree.sampling import Random, Temperature
 from opt_tree.target import run_alone as run

@@ -17,7 +17,7 @@ from opt_tree.children import LogProbs, TopK
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.model import Model
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.pool import CandidatePool
 from opt_tree.request import StopTokens
 from opt_tree.sampling import Random, Temperature

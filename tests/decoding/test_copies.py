@@ -19,7 +19,7 @@ from opt_tree.methods.policies.static import Static
 from opt_tree.methods.sampling import Sampling
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.pair import load_pair
 
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)

@@ -32,7 +32,7 @@ from opt_tree.methods.policies.static import Static
 from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.request import check_prompt
 from opt_tree.sampling import Random
 from opt_tree.tools.stop_strings import Stop

@@ -17,7 +17,7 @@ from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.presets import opt
 from opt_tree.tree import Tree
 

@@ -14,7 +14,7 @@ from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.methods.policies.static import Static
 from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 
 pytestmark = pytest.mark.gpu
 

@@ -148,7 +148,7 @@ def test_a_file_that_changed_is_not_gone_on_with(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tmp_path / "mine.py"
-    mine.write_text("from opt_tree.opt import OptTree\ndef tree(nodes): return OptTree(nodes, 0.2)\n")
+    mine.write_text("from opt_tree.policy import OptTree\ndef tree(nodes): return OptTree(nodes, 0.2)\n")
     given = (
         f"--base-model-path {folder}/target --draft-model-path {folder}/draft --dtype float64 --device cpu --limit 1"
     )

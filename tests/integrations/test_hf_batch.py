@@ -17,7 +17,7 @@ from opt_tree.integrations.hf_generate import TreeOutput
 from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 
 PAD, NEW = VOCAB - 1, 12
 ROWS = [prompt(length, seed=length, vocab=VOCAB - 1) for length in (3, 20, 9)]

@@ -14,7 +14,7 @@ from opt_tree import custom_generate
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 
 pytestmark = pytest.mark.slow
 

@@ -34,7 +34,7 @@ from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.integrations.hf_generate import TreeOutput
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 
 PROMPT = prompt(12)
 IDS = torch.tensor([PROMPT])

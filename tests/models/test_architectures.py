@@ -33,7 +33,7 @@ from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.methods.policies.static import Static
 from opt_tree.model import Model
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.target import Work
 from opt_tree.tree import Tree
 

@@ -17,7 +17,7 @@ from opt_tree.backends.snapshot import Snapshot, _strided, fits, sample
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
 from opt_tree.models.compiling import compile_forwards
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.presets import opt, plain
 
 NEW = 8

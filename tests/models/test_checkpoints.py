@@ -22,7 +22,7 @@ from opt_tree.methods.drafters.registry import load_drafter
 from opt_tree.models import checkpoints
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError, load_causal_lm
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.pair import load_pair
 
 FP64 = {"dtype": "float64", "draft_dtype": "float64", "device": "cpu"}

@@ -12,7 +12,7 @@ from opt_tree.drafter import Drafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import load_causal_lm
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.presets import plain
 
 IDS = [prompt(length, seed=length) for length in (9, 4)]

@@ -21,7 +21,7 @@ from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.positions import context_limit, rope_border
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 
 BORDER = 32
 NEW_TOKENS = 24

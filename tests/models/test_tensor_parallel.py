@@ -24,7 +24,7 @@ from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.checkpoints import load_causal_lm
 from opt_tree.models.split_target import SplitTarget
 from opt_tree.models.tensor_parallel import LostRankError
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools.stop_strings import Stop
 
 TREE = OptTree(12, 0.1, 5)

@@ -36,7 +36,7 @@ from opt_tree.methods.recorder import Recorder
 from opt_tree.methods.sampling import Sampling
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.compiling import captured_shapes, compile_forwards, warm_up
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.tools import step_costs
 from opt_tree.tools.on_device import on_device
 from opt_tree.tools.presets import PRESETS, make_preset, plain

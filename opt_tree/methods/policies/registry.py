@@ -10,8 +10,7 @@ from typing import Any
 from opt_tree.children import Children, TopK
 from opt_tree.methods.policies.acceptance_rates import HALVING, AcceptanceRates
 from opt_tree.methods.registry import Method, Registry
-from opt_tree.opt import OptTree
-from opt_tree.policy import TreePolicy
+from opt_tree.policy import OptTree, TreePolicy
 
 DEPTH = 10
 """Layers drafted at most, for every policy whose paper does not say otherwise."""

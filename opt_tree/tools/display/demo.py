@@ -37,7 +37,7 @@ from pathlib import Path
 
 from opt_tree.decoder import Decoder
 from opt_tree.errors import counted
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.system.files import write_text
 from opt_tree.tools.display.explorer import explore
 from opt_tree.tools.display.transcripts import transcript

@@ -20,7 +20,7 @@ from opt_tree.methods.policies.registry import POLICIES, make_policy, takes
 from opt_tree.methods.policies.rheo import Rheo
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.policies.talon import LayerBest
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.pool import CandidatePool, Picked
 
 VOCAB = 7
