@@ -22,7 +22,9 @@ from torch import Tensor
 from opt_tree import Random, Sampling, Tree
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.request import check_prompt
+from opt_tree.sampling import noise_from
 from opt_tree.target import shared
+from opt_tree.tree import send
 
 Why = Literal["rounding tie", "different settings", "different prompt", "different length", "defect"]
 
@@ -161,5 +163,5 @@ def _verdict(position: int, pair: tuple[int, int], rows: dict[str, Float[Tensor,
 
 def _raced(scores: Float[Tensor, "1 vocab"], random: Random, position: int) -> Float[Tensor, "1 vocab"]:
     """Return what `Random.draw` takes the greatest of, `position` tokens ahead: minus the logarithms of arrivals."""
-    noise = random.noise(np.array([position]), scores.shape[1], scores.device)
+    noise = noise_from(send(random.starts(np.array([position])), scores.device), scores.shape[1])
     return scores.log_softmax(-1, dtype=torch.float64) - noise.log()

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.utils import ModelOutput
 
-from opt_tree.cache import KVCache, LayerShape, inference
+from opt_tree.cache import KVCache, LayerShape
 from opt_tree.errors import UnsupportedModelError, one_line
 from opt_tree.masks import additive
 from opt_tree.target import Drafted, Output, Work
@@ -82,7 +82,7 @@ class Backend:
         if layers:
             raise ValueError(f"{type(self).__name__} has no hidden states to read, asked for layers {layers}")
 
-    @inference
+    @torch.inference_mode()
     def forward(self, inputs: Inputs, cache: Cache) -> Output:
         """Write the rows into the cache; return logits, at least each last row's, by text."""
         given = model_inputs(self.network, inputs.numbers, inputs.mask, inputs.features)

@@ -1,9 +1,7 @@
 """The key/value rows of one model: append, keep a path, drop the rest. It is told which; it knows nothing of trees."""
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,22 +10,6 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from opt_tree.errors import counted
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def inference(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.inference_mode`, entered only where it is not on already: a step is under it as a whole."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if torch.is_inference_mode_enabled():
-            return function(*args, **kwargs)
-        with torch.inference_mode():
-            return function(*args, **kwargs)
-
-    return call
 
 
 @dataclass(frozen=True)
@@ -69,7 +51,7 @@ class KVCache(Cache):
         """Forget everything."""
         self.length = self.pending = 0
 
-    @inference
+    @torch.inference_mode()
     def reserve(self, rows: int) -> None:
         """Make room for `rows` slots. Nothing is assigned before all is there: out of memory it stays as it was."""
         if rows <= self.capacity:
@@ -143,7 +125,7 @@ class KVCache(Cache):
         self.length += count
         self.pending = 0
 
-    @inference
+    @torch.inference_mode()
     def _move(self, kept: list[int], to: int) -> None:
         """Bring the pending rows `kept` to the slots from `to` on: each to one below its own, the lowest first."""
         for slot, row in enumerate(kept, to):

@@ -35,28 +35,13 @@ class LogProbs:
     ) -> Self:
         """Normalise scores times `scale`, in float32 or wider. Logits are scores, and so are log-probabilities."""
         if scale != 1:
-            # A widened copy is ours to overwrite; scores that are wide enough are not.
-            scores = scores * scale if scores.dtype.itemsize >= 4 else scores.float().mul_(scale)
+            scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale
         return cls(log_probs_of(scores), tokens)
 
     @property
     def unpicked(self) -> "LogProbs":
         """The same before a model picked a few tokens of each node, for whoever changes the mass of others, too."""
         return self if self.whole is None else self.whole()
-
-    def over_vocabulary(self) -> Float[Tensor, "nodes vocab"]:
-        """Return a column for each token, as far as the last one that is named: what children can be drawn from.
-
-        Raises TypeError where only a few tokens are named.
-        """
-        whole = self.unpicked
-        values, tokens = whole.values, whole.tokens
-        if tokens is None:
-            return values
-        if tokens.ndim == 2:
-            raise TypeError("children are drawn from a whole distribution; this drafter names a few tokens only")
-        wide = values.new_full((len(values), int(tokens[-1]) + 1), -torch.inf)
-        return wide.index_copy_(1, tokens.to(wide.device), values)
 
 
 def log_probs_of(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
@@ -168,7 +153,8 @@ def _survivors(
     # In few operations of numpy: between two forwards each meets cold caches, at several times its cost.
     paths = log_probs + above.astype(log_probs.dtype)[:, None]
     if floor == -np.inf:
-        floor = max(_below_best(paths, total), _LEAST)
+        best = np.partition(paths.ravel(), -total)[-total] if paths.size > total else floor
+        floor = max(np.nextafter(best, floor), _LEAST)
     among = (paths > floor).ravel().nonzero()[0]
     values = paths.ravel().take(among)
     rows, tokens = np.divmod(among, log_probs.shape[1])
@@ -177,16 +163,3 @@ def _survivors(
         kept.sort()
         values, tokens, rows = values.take(kept), tokens.take(kept), rows.take(kept)
     return Picked(values, tokens, rows)
-
-
-def _below_best(values: Float[np.ndarray, "rows columns"], total: int) -> float:
-    """Return a number that at least `total` of the values exceed, or -inf; cheaper than finding these."""
-    # Dealt into groups, the values have a maximum a group; the `total`-th greatest of those is reached by as many.
-    groups = max(4 * total, 256)
-    flat = values.ravel()
-    dealt = len(flat) // groups
-    maxima = flat[: dealt * groups].reshape(dealt, groups).max(0) if dealt > 1 else flat.copy()
-    if len(maxima) < total:
-        return -np.inf
-    maxima.sort()
-    return float(np.nextafter(maxima[-total], maxima.dtype.type(-np.inf)))

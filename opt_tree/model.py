@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from opt_tree.backend import Backend, Inputs, Mask
-from opt_tree.cache import KVCache, inference
+from opt_tree.cache import KVCache
 from opt_tree.masks import tree_mask
 from opt_tree.target import Drafted, Forward, Output, Target, Work, shared
 from opt_tree.tree import send
@@ -94,7 +94,7 @@ class Model(Target):
         self.cache.truncate(length)
         del self._tokens[length:]
 
-    @inference
+    @torch.inference_mode()
     def run(self, forward: Forward) -> Output:
         """Compute what was asked for, in parts where it is longer than what is run at once."""
         running, output = self.running(forward), cast(Output, None)
@@ -135,7 +135,11 @@ class Model(Target):
         start = self.length + columns - rows
         padded, keys = self.backend.shape(rows, start)
         in_order = (padded, keys) == (rows, start + rows)
-        numbers = send(_numbers(forward, start, padded), self.device)[:, None]
+        # A pad row is token 0 at position 0, in a slot of its own behind all columns.
+        table = np.zeros((3, padded), dtype=np.int64)
+        table[:2, padded - rows :] = forward.tokens, forward.positions
+        table[2] = start + np.arange(rows, rows + padded) % padded
+        numbers = send(table, self.device)[:, None]
         self.pending = np.concatenate([self.pending[:, : columns - rows], [forward.tokens, forward.positions]], 1)
         self.cache.open(rows, keys, None if in_order else numbers[2, 0], forward.visible)
         if features is not None:
@@ -159,14 +163,3 @@ class Model(Target):
     def masks(self, full: Mask, positions: Int[Tensor, " padded"]) -> Mask | dict[str, Mask]:
         """What the layers are given, where their rows at these positions see `full`; by kind where kinds see less."""
         return full
-
-
-def _numbers(forward: Forward, start: int, padded: int) -> Int[np.ndarray, "3 padded"]:
-    """Tokens, positions and slots. A pad row is token 0 at position 0, in a slot of its own behind all columns."""
-    rows, slots = len(forward.tokens), np.arange(start, start + padded)
-    if rows == padded:
-        return np.array([forward.tokens, forward.positions, slots])
-    numbers = np.zeros((3, padded), dtype=np.int64)
-    numbers[:2, padded - rows :] = forward.tokens, forward.positions
-    numbers[2] = np.concatenate([slots[rows:], slots[:rows]])
-    return numbers

@@ -34,15 +34,6 @@ class Picked(NamedTuple):
     """Rows of the frontier that they are children of."""
 
 
-def _shown(row: int) -> property:
-    """What a row of the storage says of the candidates so far."""
-    return property(lambda pool: pool._storage[row, : pool.size])
-
-
-_ROOT = np.array([0])
-_ITSELF = np.eye(64, k=-1, dtype=bool)
-
-
 class CandidatePool:
     """Candidates in the order they were drafted: the root, then layer after layer. Policies read it and never write.
 
@@ -55,25 +46,22 @@ class CandidatePool:
         self.children = children
         self.depth = 0
         """Layers drafted so far."""
-        self.layer = self.size = 1
-        """The pool row at which the newest layer begins; and the candidates so far, the root among them."""
-        self._budget = children.budget
-        self._storage, self._paths = np.zeros((4, 128), dtype=np.int64), np.zeros(128)
-        self._storage[:2, 0] = root, -1
+        self.layer = 1
+        """The pool row at which the newest layer begins."""
+        self.tokens, self.parents = np.array([root]), np.array([-1])
+        self.depths, self.draft_rows = np.zeros((2, 1), dtype=np.int64)
+        self.path_log_probs = np.zeros(1)
+        """See `Tree` for all five."""
         self._ranked: dict[int, list[float]] = {}
-        self._sums: dict[tuple[int, int], float] = {}
         self._order: Int[np.ndarray, " pool"] | None = None
-        self._frontier, self._above = _ROOT, np.zeros(1)
-        self._seen = _ITSELF.copy()
+        self._frontier, self._above = np.array([0]), np.zeros(1)
+        self._seen = np.zeros((1, 0), dtype=bool)
         """What expanded nodes see, by draft row (0: the root, which has no column) and column: ancestors and itself."""
-        self._expanded = 0
-
-    tokens, parents, depths, draft_rows = map(_shown, range(4))
 
     @property
-    def path_log_probs(self) -> Float[np.ndarray, " pool"]:
-        """See `Tree.path_log_probs`."""
-        return self._paths[: self.size]
+    def size(self) -> int:
+        """Candidates so far, the root among them."""
+        return len(self.tokens)
 
     @property
     def reach(self) -> Float[np.ndarray, " pool"]:
@@ -91,26 +79,20 @@ class CandidatePool:
 
     def _store(self, picked: Picked) -> None:
         """Store the children of a layer as the newest one."""
-        self._order = None
-        self.layer = self.size
-        self.depth += 1
-        self.size = self.layer + len(picked.tokens)
-        while self.size > len(self._paths):  # by doubling: to append to an array copies all of it
-            self._storage = np.concatenate([self._storage, np.empty_like(self._storage)], axis=1)
-            self._paths = np.concatenate([self._paths, np.empty_like(self._paths)])
-        self.tokens[self.layer :] = picked.tokens
-        self.parents[self.layer :] = self._frontier.take(picked.rows)
-        self.depths[self.layer :] = self.depth
-        self.draft_rows[self.layer :] = -1
+        self._order, self.layer, self.depth, count = None, self.size, self.depth + 1, len(picked.tokens)
+        self.tokens = np.append(self.tokens, picked.tokens)
+        self.parents = np.append(self.parents, self._frontier.take(picked.rows))
+        self.depths = np.append(self.depths, np.full(count, self.depth))
+        self.draft_rows = np.append(self.draft_rows, np.full(count, -1))
         # minimum: adding in a narrower dtype on the device may round a child above its parent.
-        self.path_log_probs[self.layer :] = np.minimum(picked.path_log_probs, self._above.take(picked.rows))
+        paths = np.minimum(picked.path_log_probs, self._above.take(picked.rows))
+        self.path_log_probs = np.append(self.path_log_probs, paths)
 
     @property
     def floor(self) -> float:
         """The reach a new candidate must exceed to be among the best that the children's budget admits."""
-        if self._budget is None or self.size <= self._budget:
-            return -math.inf
-        return self._falling(self.size)[self._budget]
+        budget = self.children.budget
+        return -math.inf if budget is None or self.size <= budget else self._falling(self.size)[budget]
 
     def _falling(self, size: int) -> list[float]:
         """The reach of the first `size` candidates, the greatest first."""
@@ -120,12 +102,8 @@ class CandidatePool:
 
     def gain(self, nodes: int) -> float:
         """How much the newest layer raised the sum of the `nodes` best: E(A), for deterministic candidates."""
-        return self._sum_of_best(nodes, self.size) - self._sum_of_best(nodes, self.layer)
-
-    def _sum_of_best(self, nodes: int, size: int) -> float:
-        if (nodes, size) not in self._sums:
-            self._sums[nodes, size] = sum(map(math.exp, self._falling(size)[1 : nodes + 1]))
-        return self._sums[nodes, size]
+        now, before = (sum(map(math.exp, self._falling(size)[1 : nodes + 1])) for size in (self.size, self.layer))
+        return now - before
 
     def best(self, nodes: int) -> Int[np.ndarray, " best"]:
         """The root and the `nodes` best candidates, best first; equal ones in the order they were stored."""
@@ -140,16 +118,12 @@ class CandidatePool:
 
     def _expand(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
         """Give candidates the next draft rows, and each row its parent's columns besides its own."""
-        first, last = self._expanded, self._expanded + len(rows)
-        while len(self._seen) <= last:  # room for twice as many; below the diagonal: row i + 1 has column i
-            grown = np.eye(2 * len(self._seen), k=-1, dtype=bool)
-            grown[: len(self._seen), : len(self._seen)] = self._seen
-            self._seen = grown
-        self._expanded, seen = last, self._seen[first + 1 : last + 1, :last]
-        parents = self.draft_rows.take(self.parents.take(rows))
-        self._seen[first + 1 : last + 1, :first] = self._seen[parents, :first]
-        self.draft_rows[rows] = np.arange(first + 1, last + 1)
-        return Frontier(self.tokens.take(rows), parents, self.depths.take(rows), seen)
+        before, parents = len(self._seen), self.draft_rows.take(self.parents.take(rows))
+        seen = np.eye(before + len(rows), before + len(rows) - 1, k=-1, dtype=bool)  # each row its own column
+        seen[:before, : before - 1], seen[before:, : before - 1] = self._seen, self._seen[parents]
+        self._seen = seen
+        self.draft_rows[rows] = np.arange(before, len(seen))
+        return Frontier(self.tokens.take(rows), parents, self.depths.take(rows), seen[before:])
 
     def tree(self, rows: Int[np.ndarray, " rows"]) -> Tree:
         """Return the tree of the given pool rows, which must be closed under parents and include the root."""

@@ -3,7 +3,6 @@
 Temperature applies alike to every node of a tree and to plain decoding; a subclass may shape the distribution further.
 """
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,11 +40,6 @@ class LazyLogits:
 
 Logits = Float[Tensor, "rows vocab"] | LazyLogits
 """What a verifier is given: processed logits, a row a tree row."""
-
-
-def whole(logits: Logits) -> Float[Tensor, "rows vocab"]:
-    """All rows, for whoever needs nearly every one."""
-    return torch.stack([logits[row] for row in range(len(logits))]) if isinstance(logits, LazyLogits) else logits
 
 
 @dataclass(frozen=True)
@@ -128,17 +122,9 @@ class Random:
         2^-53 / (37 vocab) of the row's sum never wins, as noise lies between 2^-53 and 37.
         """
         once, which = np.unique(depths, return_inverse=True)
-        noise = self.noise(once, probs.shape[1], probs.device)
+        noise = noise_from(send(self.starts(once), probs.device), probs.shape[1])
         arrivals = (noise if len(once) == 1 else noise[send(which, noise.device)]) / probs
         return torch.from_numpy(arrivals.numpy().argmin(-1)) if on_host(arrivals) else arrivals.argmin(-1)
-
-    def noise(self, depths: Int[np.ndarray, " n"], vocab: int, device: torch.device) -> Float[Tensor, "n vocab"]:
-        """Return the noise of every token, `depths` tokens ahead: from Exp(1), on a grid of 2^52 quantiles.
-
-        That of token k is made from the (k + 1)-th number of the SplitMix64 generator which (seed, position) starts:
-        integers, alike on every device. The grid changes the distribution by less than vocab / 2^52.
-        """
-        return noise_from(send(self.starts(depths), device), vocab)
 
     def starts(self, depths: Int[np.ndarray, " depths"]) -> Int[np.ndarray, " depths"]:
         """The state of the generator that the noise begins with, `depths` tokens ahead."""
@@ -154,7 +140,10 @@ class Random:
 
         Raises ValueError where they are NaN, or 0 throughout.
         """
-        token = int(invert(torch.from_numpy(probs)[None], torch.tensor([[self.fresh.random()]])))
+        cumulative = probs.cumsum(dtype=np.float64)
+        # Below the whole, to which the product may round up; "right": a token of probability 0 is never chosen.
+        point = min(self.fresh.random() * cumulative[-1], np.nextafter(cumulative[-1], 0))
+        token = int(cumulative.searchsorted(point, "right"))
         if token == len(probs):
             raise ValueError("no token can be drawn: the logits are not numbers (NaN, or infinite)")
         return token
@@ -181,14 +170,13 @@ def _mix(states: Words) -> Words:
     return states
 
 
-@functools.cache
-def _strides(vocab: int, device: torch.device) -> Int[Tensor, " vocab"]:
-    return torch.arange(1, vocab + 1, device=device) * _GAMMA
-
-
 def noise_from(starts: Int[Tensor, " depths"], vocab: int) -> Float[Tensor, "depths vocab"]:
-    """The noise of every token behind each start: see `Random.noise`."""
-    states = starts[:, None] + _strides(vocab, starts.device)
+    """Return the noise of every token by the start of its depth (`Random.starts`): from Exp(1), on 2^52 quantiles.
+
+    That of token k is made from the (k + 1)-th number of the SplitMix64 generator which (seed, position) starts:
+    integers, alike on every device. The grid of quantiles changes the distribution by less than vocab / 2^52.
+    """
+    states = starts[:, None] + torch.arange(1, vocab + 1, device=starts.device) * _GAMMA
     return torch.from_numpy(_exponential(states.numpy())) if on_host(states) else _exponential(states)
 
 
@@ -203,13 +191,3 @@ def _exponential(states: Words) -> Words:
     quantiles = words.view(library.float64)
     quantiles -= 1 - 2**-53
     return library.negative(library.log(quantiles, out=quantiles), out=quantiles)
-
-
-def invert(probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows draws"]) -> Int[Tensor, "rows draws"]:
-    """The tokens at which the rows' cumulative distributions exceed the uniforms' share of the whole."""
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    # right=True: the first token whose cumulative mass exceeds the point, so a token of probability 0 never wins; the
-    # product may round up to the whole, which no token exceeds.
-    points = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, points, right=True)

@@ -1,7 +1,6 @@
 """What the loop needs of a target; what a forward is asked for as (`Forward`), leaves (`Output`) and costs (`Work`)."""
 
 import functools
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -121,16 +120,6 @@ class Work(NamedTuple):
 
     def __sub__(self, other: "Work") -> "Work":
         return Work(self.forwards - other.forwards, self.tokens - other.tokens, self.seconds - other.seconds)
-
-
-class Turns:
-    """Threads that share what serves one at a time take turns by this lock. A copy or a pickle has a free one."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Turns, ()
 
 
 def shared(one: Sequence[Any], other: Sequence[Any]) -> int:

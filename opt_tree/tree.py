@@ -81,12 +81,10 @@ class Tree:
     @cached_property
     def ancestors(self) -> Bool[np.ndarray, "rows rows"]:
         """`ancestors[i, j]`: row j is row i or above it. As an attention mask: what row i may see of the tree."""
-        seen: list[int] = []  # by each row, a bit a row: to join integers takes a tenth of joining rows of numpy
-        for row, parent in enumerate(self.parents.tolist()):
-            seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)
-        width = len(seen) // 8 + 1
-        packed = np.frombuffer(b"".join([bits.to_bytes(width, "little") for bits in seen]), np.uint8)
-        return np.unpackbits(packed.reshape(-1, width), 1, len(seen), "little").view(bool)
+        seen = np.eye(len(self), dtype=bool)
+        for row, parent in enumerate(self.parents[1:].tolist(), start=1):
+            seen[row] |= seen[parent]
+        return seen
 
     @property
     def expected_accepted(self) -> float:
@@ -108,15 +106,10 @@ def fetch(*tensors: Tensor) -> list[np.ndarray]:
     # Every read-back goes through here and can be counted, but for copies that are begun before the wait.
     if len(tensors) == 1 or len({tensor.device for tensor in tensors}) > 1 or on_host(tensors[0]):
         return [tensor.cpu().numpy() for tensor in tensors]
-    # The widest numbers first: each part then begins at a multiple of its numbers' size.
-    order = sorted(range(len(tensors)), key=lambda place: -tensors[place].element_size())
-    block = torch.cat([tensors[place].contiguous().view(-1).view(torch.uint8) for place in order]).cpu()
-    found, begin = list[np.ndarray](tensors), 0  # type: ignore[arg-type]
-    for place in order:
-        tensor = tensors[place]
-        end = begin + tensor.numel() * tensor.element_size()
-        found[place], begin = block[begin:end].view(tensor.dtype).reshape(tensor.shape).numpy(), end
-    return found
+    block = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]).cpu()
+    parts = zip(block.split([tensor.nbytes for tensor in tensors]), tensors, strict=True)
+    # Clones, as a part may begin where its numbers cannot.
+    return [part.clone().view(tensor.dtype).view(tensor.shape).numpy() for part, tensor in parts]
 
 
 def send(array: np.ndarray | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

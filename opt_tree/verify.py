@@ -4,10 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from opt_tree.children import Children
 from opt_tree.sampling import LazyLogits, Logits, Random
 from opt_tree.tree import Tree, fetch, on_host
@@ -97,27 +93,10 @@ def follow(tree: Tree, choice: Callable[[int], int]) -> Verdict:
 @valid_for(greedy_only=True)
 def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Follow the target's argmax from the root as far as the tree reaches (arXiv:2406.17276, Alg. 2). One read-back."""
-    if isinstance(logits, LazyLogits):
-        return follow(tree, lambda row: int(logits[row].numpy().argmax()))
-    if on_host(logits):
-        return follow(tree, _chooser(logits))
+    if isinstance(logits, LazyLogits) or on_host(logits):  # only the path's rows are looked at, exactly in any dtype
+        return follow(tree, lambda row: int(logits[row].double().numpy().argmax()))
     (choice,) = fetch(logits.argmax(-1))
     return follow(tree, choice.tolist().__getitem__)
-
-
-def _chooser(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
-    """Return what finds a row's argmax on the host, so that only the rows of the path are looked at: by numpy."""
-    if logits.dtype.itemsize > 2:
-        rows = logits.numpy()
-        return lambda row: int(rows[row].argmax())
-    # As integers, whose order is the same where the greatest is positive.
-    bits = logits.view(torch.int16).numpy()
-
-    def choose(row: int) -> int:
-        best = int(bits[row].argmax())
-        return best if bits[row, best] > 0 else int(logits[row].float().numpy().argmax())
-
-    return choose
 
 
 @valid_for()

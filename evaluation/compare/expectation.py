@@ -5,10 +5,10 @@ import time
 from evaluation.compare.combinations import verifier_of
 from opt_tree import Random, Tree, Verdict, Verifier
 from opt_tree.children import Children
-from opt_tree.methods.children.draws import probs_of
+from opt_tree.methods.children.draws import probs_of, whole
 from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.methods.verifiers.walks import block_efficiency
-from opt_tree.sampling import Logits, whole
+from opt_tree.sampling import Logits
 from opt_tree.verify import check
 
 

@@ -21,7 +21,7 @@ from opt_tree.backends.fused import FusedLayers, can_fuse
 from opt_tree.backends.grouped_attention import attention_by
 from opt_tree.backends.hidden_states import WithHiddenStates
 from opt_tree.backends.packed import Packed, attention_kernels
-from opt_tree.cache import KVCache, inference
+from opt_tree.cache import KVCache
 from opt_tree.errors import counted, one_line
 from opt_tree.target import Drafted, Output
 
@@ -91,7 +91,7 @@ class Captured(WithHiddenStates):
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
 
-    @inference
+    @torch.inference_mode()
     def forward(self, inputs: Inputs, cache: Any) -> Output:
         rows = inputs.numbers.shape[2]
         if rows not in self.rows:

@@ -20,7 +20,6 @@ from opt_tree.backends.grouped_attention import grouped_attention
 from opt_tree.backends.hidden_states import WithHiddenStates
 from opt_tree.backends.prepacked import PackedWeights
 from opt_tree.backends.snapshot import Change, Snapshot
-from opt_tree.cache import inference
 from opt_tree.errors import require
 from opt_tree.target import Output
 
@@ -106,7 +105,7 @@ class Packed(WithHiddenStates):
         rows = max(rows, self.rows_at_once or 0)
         return (rows, first_slot + rows) if self.buckets is None else self.buckets.pad(rows, first_slot)
 
-    @inference
+    @torch.inference_mode()
     def forward(self, inputs: Inputs, cache: Cache) -> Output:
         with attention_kernels(inputs.numbers.device), self.packed, grouped_attention():
             return super().forward(inputs, cache)

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from opt_tree.children import LogProbs
 from opt_tree.errors import require
 from opt_tree.generation import Outcome, Step
-from opt_tree.methods.children.draws import probs_of
+from opt_tree.methods.children.draws import probs_of, whole
 from opt_tree.policy import TreePolicy
-from opt_tree.sampling import Logits, Temperature, whole
+from opt_tree.sampling import Logits, Temperature
 from opt_tree.target import Output
 from opt_tree.tree import Tree, fetch, send
 

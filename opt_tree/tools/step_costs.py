@@ -21,6 +21,7 @@ from scipy.optimize import isotonic_regression
 
 from opt_tree.backends.batch.side_by_side import side_by_side
 from opt_tree.backends.package_cache import facts_of, remember, remembered
+from opt_tree.decode import Run, prefill
 from opt_tree.decoder import Decoder
 from opt_tree.drafter import Drafter
 from opt_tree.generation import Step
@@ -31,10 +32,11 @@ from opt_tree.methods.policies.costs import Costs, Curve
 from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.opt import OptTree
-from opt_tree.policy import TreePolicy
+from opt_tree.policy import OptTree, TreePolicy
 from opt_tree.pool import CandidatePool
+from opt_tree.sampling import Random, Temperature
 from opt_tree.target import Asking
+from opt_tree.verify import greedy
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 17, 18, 23, 24, 32, 48, 64)
 """Nodes of the trees that are decoded with: each size where small trees are cut, and both sides of a kernel's blocks of
@@ -90,10 +92,7 @@ class Clocked(TreePolicy):
 
 
 def auto(target: AnyLM, drafter: Drafter, nodes: int = 64, max_depth: int = 10, lanes: int = 1) -> Auto:
-    """The tree for this machine, of a batch in so many `lanes`: costs measured once, and what the steps teach.
-
-    decoder = Decoder(pair.target, pair.drafter, auto(pair.target, pair.drafter))
-    """
+    """The tree for this machine, of a batch in so many `lanes`: costs measured once, and what the steps teach."""
     return Auto(costs_of(target, drafter, lanes), nodes, max_depth)
 
 
@@ -171,11 +170,12 @@ def _time_steps(target: AnyLM, drafter: Drafter, turn: _Turn, lanes: int) -> lis
     clock = time.process_time if alone else time.perf_counter
     shapes, prompt = turn.shapes(clock), turn.prompt(target.vocab)
 
-    def follow(decoder: Decoder) -> Asking[list[Timed]]:
+    def follow(own: Decoder) -> Asking[list[Timed]]:
         timed, begin = list[Timed](), 0.0
-        text = yield from decoder.begin(prompt)
+        text = Run(own.target, own.drafter, greedy, Temperature(), Random(), [*prompt], own.target.max_context)
+        yield from prefill(text, own.policy)
         for _ in shapes:
-            step = yield from decoder.step(text)
+            step = yield from own.step(text)
             timed.append(_timed(step, len(text.context) - len(step.tokens), begin, clock()))
             if len(timed) > 2 and time.perf_counter() > turn.end:
                 break

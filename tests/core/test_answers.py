@@ -45,25 +45,18 @@ def test_a_row_without_scores_stays_and_a_fault_shows(host: bool, monkeypatch: p
     assert not len(TopK(total=4).pick(LogProbs(torch.zeros(0, 2)), np.zeros(0), -INF).tokens)
 
 
-def test_a_draft_vocabulary_has_a_column_for_each_token_to_its_last() -> None:
-    tokens = torch.tensor([1, 2, 5])
-    answer = LogProbs.of(torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 0.0]]), tokens)
-    wide = answer.over_vocabulary()
-    assert wide.shape == (2, 6) and torch.equal(wide[:, tokens], answer.values)
-    assert wide[:, [0, 3, 4]].eq(-INF).all()
+def test_of_a_draft_vocabulary_the_children_are_the_targets_tokens() -> None:
+    answer = LogProbs.of(torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 0.0]]), torch.tensor([1, 2, 5]))
     picked = TopK(per_node=2).pick(answer, np.zeros(2), -INF)
     assert picked.tokens.reshape(2, 2).tolist() == [[5, 2], [1, 2]] and picked.rows.tolist() == [0, 0, 1, 1]
     best = TopK(total=2).pick(answer, np.array([0.0, -9.0]), -INF)
     assert sorted(best.tokens.tolist()) == [2, 5] and best.rows.tolist() == [0, 0]
 
 
-def test_a_few_named_tokens_are_no_distribution_unless_the_whole_is_behind_them() -> None:
+def test_behind_a_few_named_tokens_may_be_the_whole() -> None:
     whole = LogProbs.of(torch.tensor([[0.0, 1.0, 2.0, 3.0]]))
     few = whole.values[:, 2:], torch.tensor([[2, 3]])
-    assert LogProbs(*few, lambda: whole).over_vocabulary() is whole.values
     assert LogProbs(*few, lambda: whole).unpicked is whole
-    with pytest.raises(TypeError, match="names a few tokens only"):
-        LogProbs(*few).over_vocabulary()
     assert TopK(per_node=2).pick(LogProbs(*few), np.zeros(1), -INF).tokens.tolist() == [3, 2]
 
 

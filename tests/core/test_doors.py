@@ -13,8 +13,7 @@ from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.errors import UnsupportedModelError, counted, one_line, require
 from opt_tree.model import Model
-from opt_tree.opt import OptTree
-from opt_tree.policy import MOST_NODES, TreePolicy
+from opt_tree.policy import MOST_NODES, OptTree, TreePolicy
 from opt_tree.sampling import Random, Temperature
 from opt_tree.target import Work
 from opt_tree.verify import greedy, match
@@ -89,8 +88,8 @@ def test_requests(decoder: Decoder, given: dict[str, Any], error: type[Exception
     ("make", "error", "message"),
     [
         (lambda: OptTree(0), ValueError, "nodes must be at least 1, got 0"),
-        (lambda: OptTree(2.5), ValueError, "nodes and max_depth must be whole numbers, got 2.5 and 10"),
-        (lambda: OptTree(4, 0.0, 2.5), ValueError, "must be whole numbers, got 4 and 2.5"),
+        (lambda: OptTree(2.5), ValueError, "nodes must be a whole number, got 2.5"),
+        (lambda: OptTree(4, 0.0, 2.5), ValueError, "max_depth must be a whole number, got 2.5"),
         (lambda: OptTree(4, -0.1), ValueError, "threshold must be 0 or more, got -0.1"),
         (lambda: OptTree(4, float("nan")), ValueError, "threshold must be 0 or more, got nan"),
         (lambda: OptTree(4, 0.0, 0), ValueError, "max_depth must be at least 1, got 0"),

@@ -16,12 +16,11 @@ from networks import NEW, PROMPTS, VOCAB, drafter_of, logits_after, network, wri
 
 from opt_tree.backend import Backend, cache_argument
 from opt_tree.children import TopK
-from opt_tree.decode import grow
+from opt_tree.decode import Run, grow, prefill
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter, OfModel
 from opt_tree.model import Model
-from opt_tree.opt import OptTree
-from opt_tree.policy import TreePolicy
+from opt_tree.policy import OptTree, TreePolicy
 from opt_tree.pool import CandidatePool
 from opt_tree.request import StopTokens
 from opt_tree.sampling import Random, Temperature
@@ -219,7 +218,8 @@ def test_a_copy_goes_on_by_itself(target: Any, copied: Any) -> None:
 def test_a_text_may_be_decoded_step_by_step(target: Any) -> None:
     decoder = decoder_of(target)
     decoder.generate(PROMPT, 4, stop=None)
-    run = run_alone(decoder.begin(PROMPT))
+    run = Run(decoder.target, decoder.drafter, greedy, Temperature(), Random(), [*PROMPT], decoder.target.max_context)
+    run_alone(prefill(run, decoder.policy))
     assert run.kept == 0 and decoder.target.length == len(PROMPT) - 1
     with torch.inference_mode():
         while len(run.context) < len(PROMPT) + 9:
@@ -464,7 +464,11 @@ def test_a_tree_s_layers_end_with_the_text(target: Any) -> None:
             assert first.tree.depths.max() == layers and set(asked) == {len(PROMPT) - 1}
         del model.room
     decoder.drafter.max_context = len(PROMPT) + 1
-    with pytest.warns(UserWarning, match="has positions for 8 tokens of context .* behind the former nothing") as told:
+    with (
+        warnings.catch_warnings(),
+        pytest.warns(UserWarning, match="has positions for 8 tokens of context .* behind the former nothing") as told,
+    ):
+        warnings.simplefilter("default")
         found = decoder.generate(PROMPT, NEW, stop=None)
         assert decoder.generate(PROMPT, NEW, stop=None).tokens == found.tokens == written(target, PROMPT)
     assert len(told) == 1, "once"

@@ -9,7 +9,7 @@ from table_models import hashed_laws
 from torch import Tensor
 
 from opt_tree.children import LogProbs, TopK
-from opt_tree.sampling import LazyLogits, Temperature, whole
+from opt_tree.sampling import LazyLogits, Temperature
 from opt_tree.tree import Tree
 
 CONTEXT = [3, 5, 3, 1]
@@ -32,7 +32,6 @@ def test_logits_are_divided_in_float32_at_least(dtype: torch.dtype, temperature:
     assert isinstance(lazy, LazyLogits) and lazy.shape == together.shape and len(lazy) == len(together)
     for row in (5, 0, 3, 5):
         assert torch.equal(lazy[row], together[row])
-    assert torch.equal(whole(lazy), together) and whole(together) is together
     assert torch.equal(logits, logits_of(dtype)), "written over"
 
 

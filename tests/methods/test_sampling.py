@@ -20,7 +20,8 @@ from transformers.generation import logits_process
 
 from opt_tree import Decoder, OptTree, Sampling, Static, Tree
 from opt_tree.methods import processors as processors_module
-from opt_tree.sampling import LazyLogits, whole
+from opt_tree.methods.children.draws import whole
+from opt_tree.sampling import LazyLogits
 
 VOCAB = 12
 CONTEXT = [3, 5, 3, 1]

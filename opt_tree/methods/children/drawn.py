@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.children import LogProbs, log_probs_of
-from opt_tree.methods.children.draws import Among
+from opt_tree.methods.children.draws import Among, over_vocabulary
 from opt_tree.pool import CandidatePool, Frontier, Picked
 from opt_tree.sampling import Random, Temperature
 from opt_tree.tree import Tree, fetch, on_host, send
@@ -87,7 +87,7 @@ class DrawnPool(CandidatePool):
         return self._reach
 
     def add(self, answer: LogProbs) -> None:
-        log_probs = self._equal.spread(proposal(answer.over_vocabulary(), self._sampling))
+        log_probs = self._equal.spread(proposal(over_vocabulary(answer), self._sampling))
         picked = self.children.pick(DrawnLayer(log_probs, self._above, self.depth, self.floor), self._random)
         self._store(Picked(*picked[:3]))
         self._equal.add(self.parents[self.layer :], self.tokens[self.layer :])

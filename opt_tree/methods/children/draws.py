@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.children import nothing_known
-from opt_tree.sampling import Random, invert
+from opt_tree.children import LogProbs, nothing_known
+from opt_tree.sampling import LazyLogits, Logits, Random
 from opt_tree.tree import send
 
 
@@ -25,6 +25,26 @@ def probs_of(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab
     Children are drawn from them, and verifiers are told them: both sides have the same numbers.
     """
     return nothing_known(scores, scores.softmax(-1, dtype=torch.float64), 0.0)
+
+
+def over_vocabulary(answer: LogProbs) -> Float[Tensor, "nodes vocab"]:
+    """Return a column for each token, as far as the last one that is named: what children can be drawn from.
+
+    Raises TypeError where only a few tokens are named.
+    """
+    whole = answer.unpicked
+    values, tokens = whole.values, whole.tokens
+    if tokens is None:
+        return values
+    if tokens.ndim == 2:
+        raise TypeError("children are drawn from a whole distribution; this drafter names a few tokens only")
+    wide = values.new_full((len(values), int(tokens[-1]) + 1), -torch.inf)
+    return wide.index_copy_(1, tokens.to(wide.device), values)
+
+
+def whole(logits: Logits) -> Float[Tensor, "rows vocab"]:
+    """All rows, for whoever needs nearly every one."""
+    return torch.stack([logits[row] for row in range(len(logits))]) if isinstance(logits, LazyLogits) else logits
 
 
 class Draws:
@@ -62,6 +82,16 @@ class Draws:
         if self._buffer.device != device or self._buffer.numel() < rows * columns:
             self._buffer = torch.empty(rows * columns, dtype=torch.float64, device=device)
         return self._buffer[: rows * columns].view(rows, columns)
+
+
+def invert(probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows draws"]) -> Int[Tensor, "rows draws"]:
+    """The tokens at which the rows' cumulative distributions exceed the uniforms' share of the whole."""
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    # right=True: the first token whose cumulative mass exceeds the point, so a token of probability 0 never wins; the
+    # product may round up to the whole, which no token exceeds.
+    points = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, points, right=True)
 
 
 def draws_of(random: Random) -> Draws:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opt_tree.children import LogProbs, log_probs_of
 from opt_tree.generation import Outcome, Step
+from opt_tree.methods.children.draws import over_vocabulary
 from opt_tree.methods.controllers.selector import RootFacts, Selector
 from opt_tree.methods.drafters.seen import Seen
 from opt_tree.policy import TreePolicy
@@ -92,7 +93,7 @@ def _kept(state: Float[Tensor, "1 hidden"], logits: Float[Tensor, "1 vocab"]) ->
 
 def _law(answer: LogProbs, vocab: int, temperature: float) -> Float[Tensor, " vocab"]:
     """The log-probabilities of all tokens, at a temperature, on the host."""
-    wide = answer.over_vocabulary()[0].float().cpu()
+    wide = over_vocabulary(answer)[0].float().cpu()
     return log_probs_of(F.pad(wide, (0, vocab - len(wide)), value=-torch.inf)[None] / temperature)[0]
 
 

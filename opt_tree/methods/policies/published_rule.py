@@ -1,4 +1,4 @@
-"""The tree rule of the published OPT-Tree code, for comparison with the paper's rule in `opt_tree.opt`.
+"""The tree rule of the published OPT-Tree code, for comparison with the paper's rule in `opt_tree.policy`.
 
 Written from its description, on this library's correct masks: every layer is n wide, the gain that stops drafting is
 the previous layer's, and the newest layer, drafted and paid for, is left out.

@@ -66,7 +66,7 @@ from tqdm import tqdm
 from opt_tree.children import LogProbs
 from opt_tree.decoder import Decoder
 from opt_tree.generation import Outcome, Step
-from opt_tree.methods.children.draws import probs_of
+from opt_tree.methods.children.draws import probs_of, whole
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.controllers.selected import SelectedTree
 from opt_tree.methods.controllers.selector import Action, RootFacts, Selector, TreeMenu
@@ -77,7 +77,7 @@ from opt_tree.methods.verifiers.rules import branching_of
 from opt_tree.methods.verifiers.walks import reached
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import Logits, Random, Temperature, whole
+from opt_tree.sampling import Logits, Random, Temperature
 from opt_tree.system.command_line import from_fields
 from opt_tree.target import Output
 from opt_tree.tools.cost_files import read_costs

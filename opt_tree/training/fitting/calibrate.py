@@ -50,11 +50,12 @@ from opt_tree.decoder import Decoder
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import counted
 from opt_tree.generation import Outcome, Step
+from opt_tree.methods.children.draws import over_vocabulary
 from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.methods.drafters.registry import KINDS, parse_spec
 from opt_tree.models.checkpoints import CALIBRATION
 from opt_tree.models.named import resolve
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 from opt_tree.pool import Frontier
 from opt_tree.system.files import write_text
 from opt_tree.tools.pair import Pair, load_pair
@@ -114,7 +115,7 @@ class LikelihoodRecorder(DrafterAround):
         return self.after(self.drafter.expand(frontier), self._record)
 
     def _record(self, answer: LogProbs) -> LogProbs:
-        self._rows.append(answer.over_vocabulary())
+        self._rows.append(over_vocabulary(answer))
         return answer
 
     def accept(self, outcome: Outcome) -> None:

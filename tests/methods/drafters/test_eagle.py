@@ -18,7 +18,7 @@ from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.opt import OptTree
+from opt_tree.policy import OptTree
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 PADDED = Buckets((1, 8, 16), (32, 64))
@@ -159,7 +159,6 @@ class TestText:
         assert drafter.max_context == 24
         plain = Decoder(CausalLM(tiny("llama")), None, Static.empty())
         for length in (15, 24, 40):
-            drafter.ended = False
             with pytest.warns(UserWarning, match="behind the former nothing is drafted"):
                 result = Decoder(target, drafter, POLICY).generate(prompt(length), 20)
             assert result.tokens == plain.generate(prompt(length), 20).tokens

@@ -15,6 +15,7 @@ from tiny_models import VOCAB, prompt, publish, save_pair, tiny, tiny_drafter, t
 
 from evaluation.run.baselines import assistant_of
 from opt_tree import Decoder, OptTree, Static, load_drafter, load_pair
+from opt_tree.methods.children.draws import over_vocabulary
 from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, read_vocabulary
 from opt_tree.methods.drafters.registry import folders_of
 from opt_tree.methods.drafters.small_models.loading import NOTE, trimmed_model
@@ -41,7 +42,7 @@ def test_scores_are_the_columns_of_the_whole_model_s():
     assert scores.tokens.tolist() == TOKENS.tolist()
     kept = root_of(whole, text).values[:, TOKENS].log_softmax(-1)
     assert torch.allclose(scores.values, kept, atol=1e-12)
-    wide = scores.over_vocabulary()
+    wide = over_vocabulary(scores)
     assert wide.isneginf().sum() == wide.shape[1] - len(TOKENS)
     assert f"{len(TOKENS)} tokens of {VOCAB}" in trimmed.describe()
 

@@ -1,11 +1,13 @@
 """The draws of children: their laws, and that a generation uses each of its numbers once."""
 
 import numpy as np
+import pytest
 import torch
 from scipy.special import chdtrc
 
 from opt_tree import Random
-from opt_tree.methods.children.draws import draws_of
+from opt_tree.children import LogProbs
+from opt_tree.methods.children.draws import draws_of, over_vocabulary
 
 LAW = torch.tensor([0.35, 0.0, 0.2, 0.05, 0.4], dtype=torch.float64)
 
@@ -51,3 +53,19 @@ def test_the_numbers_of_a_seed_are_known() -> None:
     found = [draws.iid(rows, 3).tolist(), random.accept(0.5), draws.distinct(rows, 3).tolist()]
     found += [random.choose(LAW.numpy()), draws.iid(rows, 1).tolist()]
     assert found == [[[4, 0, 0], [0, 2, 2], [4, 0, 0]], False, [[0, 4, 3], [4, 3, 0], [2, 4, 0]], 0, [[4], [4], [4]]]
+
+
+def test_a_draft_vocabulary_has_a_column_for_each_token_to_its_last() -> None:
+    tokens = torch.tensor([1, 2, 5])
+    answer = LogProbs.of(torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 0.0]]), tokens)
+    wide = over_vocabulary(answer)
+    assert wide.shape == (2, 6) and torch.equal(wide[:, tokens], answer.values)
+    assert wide[:, [0, 3, 4]].isneginf().all()
+
+
+def test_a_few_named_tokens_are_no_distribution_unless_the_whole_is_behind_them() -> None:
+    whole = LogProbs.of(torch.tensor([[0.0, 1.0, 2.0, 3.0]]))
+    few = whole.values[:, 2:], torch.tensor([[2, 3]])
+    assert over_vocabulary(LogProbs(*few, lambda: whole)) is whole.values
+    with pytest.raises(TypeError, match="names a few tokens only"):
+        over_vocabulary(LogProbs(*few))
