@@ -38,7 +38,7 @@ class KVCache(Cache):
         """The storage of each layer, keys and values in turn; others after `storage_version` has changed."""
         self.storage_version = 0
         """Counts moves of the storage: whoever captured addresses compares it before a replay."""
-        self._start, self._rows, self._keys = 0, 0, 0
+        self._start, self._end, self._keys = 0, 0, 0
         self._index: Tensor | None = None
         self._groups: list[Tensor] = []
         self._members: dict[tuple, list[int]] = {}
@@ -90,7 +90,7 @@ class KVCache(Cache):
         rows, these included, each row sees, for layers that keep a state.
         """
         self._start = self.length + self.pending
-        self._rows, self._keys, self._index = rows, keys or self._start + rows, index
+        self._end, self._keys, self._index = self._start + rows, keys or self._start + rows, index
         self.reserve(max(self._keys, self._start + (rows if index is None else index.numel())))
         self.pending += rows
 
@@ -105,9 +105,8 @@ class KVCache(Cache):
         """Write this layer's rows at the open slots; return the keys and values to attend to. Called by the model."""
         keys, values = self.views[2 * layer_idx : 2 * layer_idx + 2]
         if self._index is None:
-            end = self._start + self._rows
-            keys[:, :, self._start : end] = key_states
-            values[:, :, self._start : end] = value_states
+            keys[:, :, self._start : self._end] = key_states
+            values[:, :, self._start : self._end] = value_states
         else:
             index = self._index.to(keys.device)
             keys.index_copy_(2, index, key_states)

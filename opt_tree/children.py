@@ -89,12 +89,17 @@ class TopK:
         if (self.per_node is None) == (self.total is None):
             raise ValueError("TopK takes either per_node or total")
         require((Integral, NoneType), per_node=self.per_node, total=self.total)
-        if (self.per_node or self.total or 0) < 1:
+        if self.most < 1:
             raise ValueError(f"TopK takes at least one token, got {self}")
 
     @property
     def budget(self) -> int | None:
         return self.total
+
+    @property
+    def most(self) -> int:
+        """Children of a node at most."""
+        return self.per_node or self.total or 0
 
     def pool(self, root: int, sampling: Any, random: Any) -> CandidatePool:
         """See `Children.pool`; nothing here is random."""
@@ -105,7 +110,7 @@ class TopK:
 
         `above`: path log-probabilities of its nodes. Tokens of log-probability -inf are never among the children.
         """
-        if answer.values.shape[1] < (self.per_node or self.total or 0):
+        if answer.values.shape[1] < self.most:
             answer = answer.unpicked  # fewer were picked beforehand than may be wanted
         values, names = answer.values, answer.tokens
         if not values.numel():
@@ -113,8 +118,7 @@ class TopK:
         if names is not None and names.ndim == 2 and not on_host(values):  # few numbers: all of them come
             values, names = map(torch.from_numpy, fetch(values, names))
         if self.per_node is None and on_host(values):
-            assert self.total is not None
-            picked = _survivors(values.numpy(), above, floor, self.total)
+            picked = _survivors(values.numpy(), above, floor, self.most)
         else:
             picked = self._read_once(values, above, floor)
         if names is None:
@@ -129,12 +133,11 @@ class TopK:
         parents = send(above, log_probs.device, log_probs.dtype)[:, None]
         nodes, columns = log_probs.shape
         if self.per_node is not None:  # of each node the greatest first
-            found, places = log_probs.topk(min(self.per_node, columns))
+            found, places = log_probs.topk(min(self.most, columns))
             values, tokens = (part.ravel() for part in fetch(found + parents, places))
             rows = np.arange(nodes).repeat(found.shape[1])
         else:  # the best of all, the best first: put into the order in which the host would find them
-            assert self.total is not None
-            values, numbers = fetch(*(log_probs + parents).flatten().topk(min(self.total, log_probs.numel())))
+            values, numbers = fetch(*(log_probs + parents).flatten().topk(min(self.most, log_probs.numel())))
             order = numbers.argsort()
             values = values[order]
             rows, tokens = np.divmod(numbers[order], columns)

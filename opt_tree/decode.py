@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from math import inf, isnan
 from typing import Any
 
-import numpy as np
-
 from opt_tree.children import LogProbs
 from opt_tree.drafter import Drafter, answer_of
 from opt_tree.generation import Outcome, Step, StepTimes
@@ -64,13 +62,11 @@ def decode_step(run: "Run", policy: TreePolicy, root: LogProbs | None = None) ->
     scores = run.sampling.processed(output.logits, tree, run.history)
     verdict = run.verify(tree, scores, run.random)
     run.lap()
-    drafted = tree.tokens.tolist()
-    tokens = [*(drafted[row] for row in verdict.path[1:]), verdict.token]
-    path = np.array(verdict.path)
+    path, tokens = verdict.path, [*tree.tokens[verdict.path[1:]].tolist(), verdict.token]
     features = {layer: states[send(path, states.device)] for layer, states in output.features.items()}  # copies
-    outcome = Outcome(tree, verdict.path, tokens, features, output.logits)
+    outcome = Outcome(tree, path, tokens, features, output.logits)
     run.emitted(outcome, scores)
-    run.target.commit(verdict.path)
+    run.target.commit(path)
     run.random.advance(len(tokens))
     if run.drafter is not None:
         run.drafter.accept(outcome)
@@ -138,8 +134,7 @@ class Run:
             raise RuntimeError("another generation began on the same target; wrap the model twice for two")
         if drafter != self.begun[1]:
             raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
-        self._before, self.laps = self._work(), []
-        self.lap()
+        self._before, self.laps = self._work(), [time.perf_counter()]
 
     def end_step(self, tree: Tree, path: list[int], tokens: list[int], policy: TreePolicy) -> Step:
         """Return what is kept of a step, with its cost."""

@@ -172,9 +172,8 @@ class Decoder:
             lengths.append(len(run.tokens) - known)
             if streamer is not None:
                 streamer.put(torch.tensor(run.tokens[known:]))
-        reason = run.reason
-        if reason is None:
-            reason = "length" if len(run.tokens) == max_new_tokens else "context"
+        end = "length" if len(run.tokens) == max_new_tokens else "context"
+        reason = end if run.reason is None else run.reason
         told = (None, None) if run.recorder is None else run.recorder.told(len(run.tokens))
         seconds = time.perf_counter() - begin
         return Generation(prompt, run.tokens, reason, steps, lengths, seconds, self.lanes, run.kept, *told)

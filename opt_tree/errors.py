@@ -22,10 +22,10 @@ _WORDS: dict[type, str] = dict.fromkeys((Collection, Iterable, Sequence, list), 
 
 def require(kinds: type | tuple[type, ...], **given: Any) -> None:
     """Raise TypeError for the first argument that is of none of these kinds."""
-    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     for name, value in given.items():
         if not isinstance(value, kinds):
-            wanted = " or ".join(_WORDS.get(kind, f"of type {kind.__name__}") for kind in kinds)
+            several = kinds if isinstance(kinds, tuple) else (kinds,)
+            wanted = " or ".join(_WORDS.get(kind, f"of type {kind.__name__}") for kind in several)
             raise TypeError(f"{name} must be {wanted}, got {value!r:.80}")
 
 

@@ -18,18 +18,12 @@ def tree_mask(
     Slot prefix + c is column c of `visible`. Rows that are missing to `padded` stand in front: they see the prefix and
     their own slots, those behind the last column. All other slots are hidden.
     """
-    columns, padding = visible.shape[1], padded - visible.shape[0]
-    # What is behind the prefix is all that travels to a device; on the host the whole is as cheap.
-    host = device.type == "cpu"
-    start = prefix if host else 0
-    seen = np.ones((1, 1, padded, start + keys - prefix), dtype=bool)
-    behind = seen[0, 0, :, start:]  # a view of the slots behind the prefix
-    behind[padding:, :columns] = visible
-    if columns < behind.shape[1]:
-        behind[:, columns:] = False
-        behind[:padding] = np.eye(padding, behind.shape[1], columns, dtype=bool)  # a pad row sees its own slot alone
-    mask = torch.from_numpy(seen)
-    return mask if host else torch.constant_pad_nd(mask.to(device, non_blocking=True), (prefix, 0), 1)
+    rows, columns = visible.shape
+    behind = np.eye(padded, keys - prefix, columns, dtype=bool)  # a pad row sees its own slot alone
+    behind[padded - rows :] = False
+    behind[padded - rows :, :columns] = visible
+    # What is behind the prefix is all that travels to a device.
+    return torch.constant_pad_nd(torch.from_numpy(behind[None, None]).to(device, non_blocking=True), (prefix, 0), 1)
 
 
 def additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from opt_tree.backend import Backend, Inputs, Mask
 from opt_tree.cache import KVCache
 from opt_tree.masks import tree_mask
-from opt_tree.target import Drafted, Forward, Output, Target, Work, shared
+from opt_tree.target import Drafted, Forward, Output, Target, Work, run_alone, shared
 from opt_tree.tree import send
 
 PREFILL = 512
@@ -97,13 +97,7 @@ class Model(Target):
     @torch.inference_mode()
     def run(self, forward: Forward) -> Output:
         """Compute what was asked for, in parts where it is longer than what is run at once."""
-        running, output = self.running(forward), cast(Output, None)
-        try:
-            while True:
-                inputs, rows = running.send(output)
-                output = self.backend.run(inputs, self.cache, rows)
-        except StopIteration as end:
-            return end.value
+        return run_alone(self.running(forward), lambda asked: self.backend.run(asked[0], self.cache, asked[1]))
 
     def running(self, forward: Forward) -> Generator[tuple[Inputs, int], Output, Output]:
         """Do what `run` does, as a generator of the inputs that a backend is to compute, and how many rows are real.

@@ -59,7 +59,7 @@ class TreePolicy:
         return (self,)
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        """Return the rows of the newest layer whose children, the next layer, are drafted; or None to stop."""
+        """Return the rows of the newest layer whose children, the next layer, are drafted; None, or no row, to stop."""
         raise NotImplementedError(f"{type(self).__name__} grows no tree")
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
@@ -137,9 +137,7 @@ class OptTree(TreePolicy):
         if pool.gain(self.nodes) <= self.threshold:
             return None
         # Whoever only equals the n-th best cannot have a child above it, and ties go to the older node.
-        floor, newest = pool.floor, pool.path_log_probs[pool.layer :].tolist()
-        frontier = [row for row, path in enumerate(newest, pool.layer) if path > floor]
-        return np.array(frontier) if frontier else None
+        return pool.newest[pool.path_log_probs[pool.newest] > pool.floor]
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return pool.best(self.nodes)

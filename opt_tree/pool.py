@@ -41,22 +41,21 @@ class CandidatePool:
     sort are closed under parents, ties and zero probabilities included.
     """
 
+    depth: int = 0
+    """Layers drafted so far."""
+    layer: int = 1
+    """The pool row at which the newest layer begins."""
+
     def __init__(self, root: int, children: Any) -> None:
         """`children`: how they are picked, by its `pick(answer, above, floor)`. A kind of children makes its pool."""
         self.children = children
-        self.depth = 0
-        """Layers drafted so far."""
-        self.layer = 1
-        """The pool row at which the newest layer begins."""
-        self.tokens, self.parents = np.array([root]), np.array([-1])
+        # As in `Tree`, of every candidate.
+        self.tokens, self.parents, self.path_log_probs = np.array([root]), np.array([-1]), np.zeros(1)
         self.depths, self.draft_rows = np.zeros((2, 1), dtype=np.int64)
-        self.path_log_probs = np.zeros(1)
-        """See `Tree` for all five."""
         self._ranked: dict[int, list[float]] = {}
-        self._order: Int[np.ndarray, " pool"] | None = None
         self._frontier, self._above = np.array([0]), np.zeros(1)
+        # What expanded nodes see, by draft row (0: the root, which has no column) and column: ancestors and themselves.
         self._seen = np.zeros((1, 0), dtype=bool)
-        """What expanded nodes see, by draft row (0: the root, which has no column) and column: ancestors and itself."""
 
     @property
     def size(self) -> int:
@@ -79,7 +78,7 @@ class CandidatePool:
 
     def _store(self, picked: Picked) -> None:
         """Store the children of a layer as the newest one."""
-        self._order, self.layer, self.depth, count = None, self.size, self.depth + 1, len(picked.tokens)
+        self.layer, self.depth, count = self.size, self.depth + 1, len(picked.tokens)
         self.tokens = np.append(self.tokens, picked.tokens)
         self.parents = np.append(self.parents, self._frontier.take(picked.rows))
         self.depths = np.append(self.depths, np.full(count, self.depth))
@@ -107,9 +106,7 @@ class CandidatePool:
 
     def best(self, nodes: int) -> Int[np.ndarray, " best"]:
         """The root and the `nodes` best candidates, best first; equal ones in the order they were stored."""
-        if self._order is None:
-            self._order = (-self.reach).argsort(kind="stable")
-        return self._order[: nodes + 1]
+        return (-self.reach).argsort(kind="stable")[: nodes + 1]
 
     def frontier(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
         """Number the candidates `rows` as expanded and describe them to the drafter. Their children are added next."""
@@ -127,8 +124,7 @@ class CandidatePool:
 
     def tree(self, rows: Int[np.ndarray, " rows"]) -> Tree:
         """Return the tree of the given pool rows, which must be closed under parents and include the root."""
-        rows = rows.copy()
-        rows.sort()
+        rows = np.sort(rows)
         above = self.parents.take(rows)
         parents = rows.searchsorted(above)
         if (orphans := (rows[parents] != above)[1:]).any():

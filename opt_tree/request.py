@@ -86,9 +86,9 @@ def check_prompt(prompt: Any, target: Target) -> list[int]:
 
 def check_others(given: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments that are not `generate`'s; those of a sampling are told where they belong."""
-    kinds: list[type[Temperature]] = [Temperature, *Temperature.__subclasses__()]
-    shaping = {item.name for kind in kinds for item in fields(kind)}
     for name, value in given.items():
+        kinds: list[type[Temperature]] = [Temperature, *Temperature.__subclasses__()]
+        shaping = {item.name for kind in kinds for item in fields(kind)}
         where = f"pass sampling=Sampling({name}={value!r})" if name in shaping else "help(Decoder.generate) lists all"
         raise TypeError(f"generate() takes no {name}: {where}")
 

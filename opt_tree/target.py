@@ -2,7 +2,7 @@
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -82,20 +82,24 @@ Asking = Generator[Forward, Output, T]
 """Asks for forwards, is sent what came of each, and returns a T in the end."""
 
 
-def run_alone(asking: Asking[T]) -> T:
-    """Compute every forward that is asked for, one by one; return what comes of it.
+def _run(forward: Forward) -> Output:
+    return forward.model.run(forward)
+
+
+def run_alone(asking: Generator[Any, Any, T], compute: Callable[[Any], Any] = _run) -> T:
+    """Compute everything that is asked for, one by one; return what comes of it.
 
     What goes wrong in a forward goes wrong where it was asked for.
     """
     try:
-        forward = next(asking)
+        asked = next(asking)
         while True:
             try:
-                output = forward.model.run(forward)
+                output = compute(asked)
             except BaseException as error:
-                forward = asking.throw(error)
+                asked = asking.throw(error)
             else:
-                forward = asking.send(output)
+                asked = asking.send(output)
     except StopIteration as end:
         return end.value
 

@@ -35,8 +35,7 @@ class Tree:
     """The drafter's distributions, indexed by `draft_rows`; kept only where the children were sampled from them."""
 
     def __post_init__(self) -> None:
-        require(np.ndarray, tokens=self.tokens, parents=self.parents, path_log_probs=self.path_log_probs)
-        require(np.ndarray, draft_rows=self.draft_rows)
+        require(np.ndarray, **{name: value for name, value in vars(self).items() if name != "draft_log_probs"})
         root, *parents = self.parents.tolist()
         if root != -1 or not all(0 <= parent < row for row, parent in enumerate(parents, start=1)):
             raise ValueError(f"not in topological order, or more than one root: parents {[root, *parents]}")
@@ -73,10 +72,7 @@ class Tree:
     @cached_property
     def depths(self) -> Int[np.ndarray, " rows"]:
         """Edges between the root and each row."""
-        depths = [0]
-        for parent in self.parents[1:].tolist():
-            depths.append(depths[parent] + 1)
-        return np.array(depths)
+        return self.ancestors.sum(1) - 1
 
     @cached_property
     def ancestors(self) -> Bool[np.ndarray, "rows rows"]:
@@ -112,10 +108,8 @@ def fetch(*tensors: Tensor) -> list[np.ndarray]:
     return [part.clone().view(tensor.dtype).view(tensor.shape).numpy() for part, tensor in parts]
 
 
-def send(array: np.ndarray | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def send(array: np.ndarray | Tensor | list[int], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Return what lies on the host as a tensor of a device, cast before; on the host itself the numbers are shared."""
-    tensor = torch.as_tensor(array)
-    if dtype is not None:
-        tensor = tensor.to(dtype)
+    tensor = torch.as_tensor(array, dtype=dtype)
     # The host does not wait: what is not pinned is staged before the call returns.
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

@@ -77,17 +77,13 @@ def follow(tree: Tree, choice: Callable[[int], int]) -> Verdict:
     """
     place = {0: 0}  # how far down the path a row stands, equal ones alike
     path, wanted = [0], [choice(0)]
-    parents = tree.parents.tolist()
-    for row, (parent, token) in enumerate(zip(parents, tree.tokens.tolist(), strict=True)):
+    for row, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
         if parent in place and token == wanted[place[parent]]:
             place[row] = place[parent] + 1
             if place[row] == len(path):
                 path.append(row)
                 wanted.append(choice(row))
-    kept = [path[-1]]
-    while kept[-1]:
-        kept.append(parents[kept[-1]])
-    return Verdict(kept[::-1], wanted[-1])
+    return Verdict(tree.path_to(path[-1]).tolist(), wanted[-1])
 
 
 @valid_for(greedy_only=True)

@@ -106,7 +106,7 @@ def test_another_layer_is_drafted_while_it_pays() -> None:
 def test_of_equal_nodes_the_older_ones_are_drafted() -> None:
     pool, policy = CandidatePool(7, TopK(total=3)), OptTree(3, 0.0)
     pool.add(LogProbs(torch.tensor([[0.25, 0.25, 0.25, 0.25]]).log()))
-    assert pool.tokens.tolist() == [7, 0, 1, 2] and policy.expand(pool) is None
+    assert pool.tokens.tolist() == [7, 0, 1, 2] and not len(policy.expand(pool))
     assert policy.select(pool).tolist() == [0, 1, 2, 3]
     pool = CandidatePool(7, TopK(total=3))
     pool.add(LogProbs(torch.tensor([[0.5, 0.25, 0.25]]).log()))

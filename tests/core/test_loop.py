@@ -247,7 +247,7 @@ def test_a_tree_of_opt_tree_is_the_best_of_all() -> None:
         pool = CandidatePool(0, TopK(total=nodes))
         paths: dict[int, tuple[int, ...]] = {0: ()}
         rows = np.array([0])
-        while rows is not None and pool.depth < 3:
+        while rows is not None and len(rows) and pool.depth < 3:
             pool.add(LogProbs.of(torch.stack([laws[paths[int(row)]] for row in rows])))
             for row in range(pool.layer, pool.size):
                 paths[row] = (*paths[int(pool.parents[row])], int(pool.tokens[row]))
