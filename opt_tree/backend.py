@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.utils import ModelOutput
 
-from opt_tree.cache import KVCache, LayerShape
+from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.errors import UnsupportedModelError, one_line
 from opt_tree.masks import additive
 from opt_tree.target import Drafted, Output, Work
@@ -82,7 +82,6 @@ class Backend:
         if layers:
             raise ValueError(f"{type(self).__name__} has no hidden states to read, asked for layers {layers}")
 
-    @torch.inference_mode()
     def forward(self, inputs: Inputs, cache: Cache) -> Output:
         """Write the rows into the cache; return logits, at least each last row's, by text."""
         given = model_inputs(self.network, inputs.numbers, inputs.mask, inputs.features)
@@ -90,6 +89,7 @@ class Backend:
             given["logits_to_keep"] = 1
         return Output(call_network(self.network, given, cache))
 
+    @inference
     def run(self, inputs: Inputs, cache: KVCache, rows: int) -> Output:
         """Compute a forward with so many real rows, and add it to what was done."""
         begin = self.meter.now()
@@ -103,9 +103,7 @@ def model_inputs(
 ) -> dict[str, Any]:
     """Return the tensors of a forward by the names that models take them by."""
     dtype = model.get_input_embeddings().weight.dtype
-    added = (
-        {kind: additive(one, dtype) for kind, one in mask.items()} if isinstance(mask, dict) else additive(mask, dtype)
-    )
+    added = {name: additive(m, dtype) for name, m in mask.items()} if isinstance(mask, dict) else additive(mask, dtype)
     inputs: dict[str, Any] = {"input_ids": ints[0], "position_ids": ints[1], "attention_mask": added}
     return inputs if features is None else inputs | {"features": features}
 

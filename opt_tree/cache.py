@@ -1,7 +1,9 @@
 """The key/value rows of one model: append, keep a path, drop the rest. It is told which; it knows nothing of trees."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -10,6 +12,22 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from opt_tree.errors import counted
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def inference(function: Callable[P, T]) -> Callable[P, T]:
+    """`torch.inference_mode`, entered only where it is not on: between two forwards that takes 15 microseconds."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode():
+            return function(*args, **kwargs)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,9 @@ class KVCache(Cache):
         """
         self._start = self.length + self.pending
         self._end, self._keys, self._index = self._start + rows, keys or self._start + rows, index
-        self.reserve(max(self._keys, self._start + (rows if index is None else index.numel())))
+        slots = max(self._keys, self._start + (rows if index is None else index.numel()))
+        if slots > self.capacity:
+            self.reserve(slots)
         self.pending += rows
 
     def update(
@@ -115,16 +135,15 @@ class KVCache(Cache):
 
     def commit(self, kept: list[int]) -> None:
         """Commit the pending rows `kept` (increasing offsets behind `length`), in this order; drop the others."""
-        count = len(kept)
-        if count > self.pending or kept != list(range(count)):
+        if len(kept) > self.pending or kept != list(range(len(kept))):
             if kept[0] < 0 or kept[-1] >= self.pending or kept != sorted(set(kept)):
                 raise ValueError(f"cannot keep rows {kept} of {self.pending} pending ones")
             place = next(place for place, row in enumerate(kept) if row != place)
             self._move(kept[place:], self.length + place)
-        self.length += count
+        self.length += len(kept)
         self.pending = 0
 
-    @torch.inference_mode()
+    @inference
     def _move(self, kept: list[int], to: int) -> None:
         """Bring the pending rows `kept` to the slots from `to` on: each to one below its own, the lowest first."""
         for slot, row in enumerate(kept, to):

@@ -172,10 +172,9 @@ class Decoder:
             lengths.append(len(run.tokens) - known)
             if streamer is not None:
                 streamer.put(torch.tensor(run.tokens[known:]))
-        end = "length" if len(run.tokens) == max_new_tokens else "context"
-        reason = end if run.reason is None else run.reason
+        full = "length" if len(run.tokens) == max_new_tokens else "context"
         told = (None, None) if run.recorder is None else run.recorder.told(len(run.tokens))
-        seconds = time.perf_counter() - begin
+        seconds, reason = time.perf_counter() - begin, full if run.reason is None else run.reason
         return Generation(prompt, run.tokens, reason, steps, lengths, seconds, self.lanes, run.kept, *told)
 
     def steps(

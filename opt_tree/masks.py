@@ -18,12 +18,16 @@ def tree_mask(
     Slot prefix + c is column c of `visible`. Rows that are missing to `padded` stand in front: they see the prefix and
     their own slots, those behind the last column. All other slots are hidden.
     """
-    rows, columns = visible.shape
-    behind = np.eye(padded, keys - prefix, columns, dtype=bool)  # a pad row sees its own slot alone
-    behind[padded - rows :] = False
+    (rows, columns), host = visible.shape, device.type == "cpu"
+    # What is behind the prefix is all that travels to a device; on the host the whole is as cheap.
+    seen = np.ones((1, 1, padded, keys if host else keys - prefix), dtype=bool)
+    behind = seen[0, 0, :, prefix if host else 0 :]  # a view of the slots behind the prefix
     behind[padded - rows :, :columns] = visible
-    # What is behind the prefix is all that travels to a device.
-    return torch.constant_pad_nd(torch.from_numpy(behind[None, None]).to(device, non_blocking=True), (prefix, 0), 1)
+    if columns < behind.shape[1]:
+        behind[:, columns:] = np.eye(padded, behind.shape[1] - columns, dtype=bool)  # a pad row sees its own slot alone
+        behind[padded - rows :, columns:] = behind[: padded - rows, :columns] = False
+    mask = torch.from_numpy(seen)
+    return mask if host else torch.constant_pad_nd(mask.to(device, non_blocking=True), (prefix, 0), 1)
 
 
 def additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:

@@ -94,7 +94,6 @@ class Model(Target):
         self.cache.truncate(length)
         del self._tokens[length:]
 
-    @torch.inference_mode()
     def run(self, forward: Forward) -> Output:
         """Compute what was asked for, in parts where it is longer than what is run at once."""
         return run_alone(self.running(forward), lambda asked: self.backend.run(asked[0], self.cache, asked[1]))

@@ -137,7 +137,7 @@ class OptTree(TreePolicy):
         if pool.gain(self.nodes) <= self.threshold:
             return None
         # Whoever only equals the n-th best cannot have a child above it, and ties go to the older node.
-        return pool.newest[pool.path_log_probs[pool.newest] > pool.floor]
+        return pool.newest[pool.path_log_probs[pool.layer :] > pool.floor]
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return pool.best(self.nodes)

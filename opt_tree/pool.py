@@ -79,13 +79,13 @@ class CandidatePool:
     def _store(self, picked: Picked) -> None:
         """Store the children of a layer as the newest one."""
         self.layer, self.depth, count = self.size, self.depth + 1, len(picked.tokens)
-        self.tokens = np.append(self.tokens, picked.tokens)
-        self.parents = np.append(self.parents, self._frontier.take(picked.rows))
-        self.depths = np.append(self.depths, np.full(count, self.depth))
-        self.draft_rows = np.append(self.draft_rows, np.full(count, -1))
+        self.tokens = np.concatenate([self.tokens, picked.tokens])
+        self.parents = np.concatenate([self.parents, self._frontier.take(picked.rows)])
+        self.depths = np.concatenate([self.depths, np.full(count, self.depth)])
+        self.draft_rows = np.concatenate([self.draft_rows, np.full(count, -1)])
         # minimum: adding in a narrower dtype on the device may round a child above its parent.
         paths = np.minimum(picked.path_log_probs, self._above.take(picked.rows))
-        self.path_log_probs = np.append(self.path_log_probs, paths)
+        self.path_log_probs = np.concatenate([self.path_log_probs, paths])
 
     @property
     def floor(self) -> float:

@@ -104,16 +104,18 @@ class Random:
     2d (1 - sum of p^2) at most (to first order).
     """
 
+    fresh: np.random.Generator
+    """Numbers that are used once."""
+    beside: dict[Any, Any]
+    """What others keep for this generation, under keys of their own."""
+
     def __init__(self, seed: int = 0) -> None:
         require(Integral, seed=seed)
         if not -(2**63) <= seed < 2**64:
             raise ValueError(f"seed must fit into 64 bits, got {seed}")
         self._seed = int(seed) % 2**64
         self._position = 0
-        self.fresh = np.random.default_rng((self._seed, 1))
-        """Numbers that are used once."""
-        self.beside: dict[Any, Any] = {}
-        """What others keep for this generation, under keys of their own."""
+        self.fresh, self.beside = np.random.default_rng((self._seed, 1)), {}
 
     def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
         """Draw one token a row by an exponential race. `depths`: how many tokens ahead a row's draw is.

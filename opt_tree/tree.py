@@ -110,6 +110,7 @@ def fetch(*tensors: Tensor) -> list[np.ndarray]:
 
 def send(array: np.ndarray | Tensor | list[int], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Return what lies on the host as a tensor of a device, cast before; on the host itself the numbers are shared."""
-    tensor = torch.as_tensor(array, dtype=dtype)
+    tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.as_tensor(array)
+    tensor = tensor if dtype is None else tensor.to(dtype)
     # The host does not wait: what is not pinned is staged before the call returns.
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

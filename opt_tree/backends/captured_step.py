@@ -18,6 +18,7 @@ from opt_tree.backend import Inputs
 from opt_tree.backends.cuda_graphs import Captured
 from opt_tree.backends.device_step import DeviceStep
 from opt_tree.backends.tensor_step import Given, Layers, Left, Shape, further, whole
+from opt_tree.cache import inference
 from opt_tree.errors import one_line
 from opt_tree.model import Model
 from opt_tree.target import Output
@@ -79,7 +80,7 @@ class CapturedStep(DeviceStep):
         """Replays do, which find room in both caches."""
         return self._replays is not None and self._replays.get(shape) is not None
 
-    @torch.inference_mode()
+    @inference
     def launch(self, shape: Shape, given: Given) -> Layers:
         rests_on = self.held()
         if self._replays is None or rests_on != self._rests_on:

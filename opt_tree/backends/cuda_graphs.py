@@ -91,7 +91,6 @@ class Captured(WithHiddenStates):
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
 
-    @torch.inference_mode()
     def forward(self, inputs: Inputs, cache: Any) -> Output:
         rows = inputs.numbers.shape[2]
         if rows not in self.rows:

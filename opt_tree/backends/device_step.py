@@ -18,6 +18,7 @@ from opt_tree.backend import Meter
 from opt_tree.backends.device_clock import meter_of
 from opt_tree.backends.tensor_pool import read_tree
 from opt_tree.backends.tensor_step import FACTS, Given, Layers, Left, Shape, TensorStep, further
+from opt_tree.cache import inference
 from opt_tree.model import Model
 from opt_tree.sampling import Temperature
 from opt_tree.target import Forward
@@ -202,7 +203,7 @@ class DeviceStep(TensorStep):
             self._further(coming)
         return coming
 
-    @torch.inference_mode()
+    @inference
     def _further(self, coming: Coming, stopped: bool = False) -> None:
         """Launch the next layer, or the rest, and begin to copy what it tells to the host."""
         with self._counting(coming.meters):

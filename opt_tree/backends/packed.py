@@ -105,7 +105,6 @@ class Packed(WithHiddenStates):
         rows = max(rows, self.rows_at_once or 0)
         return (rows, first_slot + rows) if self.buckets is None else self.buckets.pad(rows, first_slot)
 
-    @torch.inference_mode()
     def forward(self, inputs: Inputs, cache: Cache) -> Output:
         with attention_kernels(inputs.numbers.device), self.packed, grouped_attention():
             return super().forward(inputs, cache)

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from opt_tree.backends.recurrent_rows import Levels, PendingRows, State, last_ancestors
-from opt_tree.cache import KVCache, LayerShape
+from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.errors import counted
 from opt_tree.target import Forward
 from opt_tree.tree import send
@@ -100,7 +100,7 @@ class RecurrentCache(KVCache):
         super().reset()
         self._begin()
 
-    @torch.inference_mode()
+    @inference
     def commit(self, kept: list[int]) -> None:
         """See `KVCache.commit`. The states move in one go and last, so that Ctrl-C leaves no layer ahead of another.
 

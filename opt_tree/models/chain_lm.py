@@ -18,6 +18,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from opt_tree.backend import takes
+from opt_tree.cache import inference
 from opt_tree.errors import UnsupportedModelError
 from opt_tree.models.cache_snapshot import State, restore, state_of
 from opt_tree.models.capabilities import (
@@ -144,7 +145,7 @@ class ChainLM(TellsLeftOut):
         positions = np.full(len(tokens), self.length)  # which a batch of paths counts for itself
         return PathsForward(self, tokens, positions, np.zeros((len(tokens), 0), dtype=bool), rows=rows)
 
-    @torch.inference_mode()
+    @inference
     def run(self, forward: Forward) -> Output:
         """See `Target.run`."""
         if isinstance(forward, PathsForward):
@@ -198,7 +199,7 @@ class ChainLM(TellsLeftOut):
         self._layers += 1
         return Output(self._run(tokens[:, None], 1, self.length + self._layers - 1)[:, 0])
 
-    @torch.inference_mode()
+    @inference
     def commit(self, path: list[int]) -> None:
         """See `Target.commit`. A path that was scored to its end stays; of any other the tokens are kept behind."""
         if self._scored is None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from opt_tree.cache import KVCache
+from opt_tree.cache import KVCache, inference
 from opt_tree.errors import counted
 
 
-@torch.inference_mode()
+@inference
 def adopt(cache: KVCache, past: Cache) -> None:
     """Take the rows of a transformers cache as the context.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opt_tree.backend import Inputs, Meter
 from opt_tree.backends.packed import Packed
-from opt_tree.cache import KVCache
+from opt_tree.cache import KVCache, inference
 from opt_tree.errors import UnsupportedModelError
 from opt_tree.masks import tree_mask
 from opt_tree.model import Model
@@ -172,7 +172,7 @@ class SplitTarget:
         above = tuple(max(layer - self.depth, -1) for layer in layers if layer == -1 or layer >= self.depth)
         cast(Over, self.upper.backend).layers = above
 
-    @torch.inference_mode()
+    @inference
     def _probe(self) -> None:
         """Draft and score a small tree; raise UnsupportedModelError where the whole target says something else."""
         target = self.target

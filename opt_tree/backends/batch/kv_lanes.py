@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from opt_tree.cache import KVCache, LayerShape
+from opt_tree.cache import KVCache, LayerShape, inference
 
 Places = dict[tuple[int, torch.device], Int[Tensor, " all"]]
 """Rows among those of all lanes, heads and slots, by how many heads there are and on which device."""
@@ -40,7 +40,7 @@ class Storage(Cache):
         """The last answer of `views`, and what it depends on."""
         self._open: tuple[Places, int, slice | Tensor] = ({}, 0, slice(0))
 
-    @torch.inference_mode()
+    @inference
     def reserve(self, slots: int) -> None:
         """Make room for `slots` slots in each lane. Out of memory the storage stays as it was."""
         if slots < self.slots:
@@ -111,7 +111,7 @@ class Storage(Cache):
             self.flush()
         self._moves[lane] = rows, list(range(to, to + len(rows)))
 
-    @torch.inference_mode()
+    @inference
     def flush(self) -> None:
         """Move what was committed: one gather and one scatter a tensor, for all lanes."""
         if not self._moves:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.backend import cache_argument
-from opt_tree.cache import KVCache, LayerShape
+from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.children import LogProbs
 from opt_tree.drafter import Drafter
 from opt_tree.generation import Outcome
@@ -121,7 +121,7 @@ class BlockDrafter(OnePass):
         """Return the embeddings that its rows begin as."""
         return self._embed(tokens).to(self.model.device, self.model.dtype)
 
-    @torch.inference_mode()
+    @inference
     def laws(self, root: Int[Tensor, " 1"], length: int) -> Float[Tensor, "depths columns"]:
         """Return what the block says of each depth, whatever the tokens above."""
         return self.scores(self.states(root, length), root)
@@ -147,7 +147,7 @@ class BlockDrafter(OnePass):
             carried = self.carried.expand(len(frontier.tokens), -1)
         return self._say(int(frontier.depths[0]) + 1, send(frontier.tokens, self.model.device), carried)
 
-    @torch.inference_mode()
+    @inference
     def _say(self, depth: int, parents: Int[Tensor, " parents"], carried: Float[Tensor, "parents width"]) -> LogProbs:
         """Return what is said of children at a depth; what they read of the path is kept by draft row."""
         below = self.below(depth, parents, carried)
