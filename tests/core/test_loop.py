@@ -42,6 +42,15 @@ def test_a_greedy_text_is_the_network_s_whatever_the_tree(target: Any) -> None:
     assert most > 2, "some of what is drafted is accepted"
 
 
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_the_shortest_prompts_go_on_as_the_network_says(target: Any, length: int) -> None:
+    """Of one token there is nothing to take in, of two a single row; the target then holds all but the root."""
+    prompt, decoder = PROMPTS[1][:length], Decoder(Model(target), drafter_of(target), TREES[-1])
+    assert decoder.generate(prompt, NEW, stop=None).tokens == written(target, prompt)
+    step = next(decoder.steps(prompt, NEW, stop=None))
+    assert decoder.target.length == length - 1 + len(step.path)
+
+
 def test_a_node_s_probability_is_the_draft_model_s(target: Any) -> None:
     """Calibrated, of every path, by forwards over the whole text: rows see their path, at its positions."""
     drafter, text = drafter_of(target).calibrated(0.01), list(PROMPTS[1])
