@@ -115,7 +115,7 @@ def call_network(model: Any, inputs: dict[str, Any], cache: Cache) -> Float[Tens
 
 @torch.inference_mode()
 def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
-    """Ask the network itself what each layer stores for a token: one through transformers' own cache."""
+    """Run one token through transformers' own cache, to see what each layer stores for a token."""
     weight, cache = model.get_input_embeddings().weight, DynamicCache() if cache is None else cache
     one = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
     features = {"features": weight.new_zeros(1, 1, weight.shape[1])} if takes(model, "features") else {}

@@ -53,7 +53,7 @@ class KVCache(Cache):
         super().__init__(layers=[])
         self.shapes, self.length, self.pending, self.capacity = shapes, 0, 0, 0
         self.views: list[Float[Tensor, "1 heads capacity dim"]] = []
-        """The storage of each layer, keys and values in turn; others after `storage_version` has changed."""
+        """The storage of each layer, keys and values in turn; replaced when `storage_version` rises."""
         self.storage_version = 0
         """Counts moves of the storage: whoever captured addresses compares it before a replay."""
         self._start, self._end, self._keys = 0, 0, 0

@@ -145,7 +145,6 @@ class TopK:
         return Picked(values.take(kept), tokens.take(kept), rows.take(kept))
 
 
-_LEAST = float(np.finfo(np.float32).min) / 2  # above -inf, which nobody is to pick
 _NOTHING = Picked(np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
@@ -157,7 +156,7 @@ def _survivors(
     paths = log_probs + above.astype(log_probs.dtype)[:, None]
     if floor == -np.inf:
         best = np.partition(paths.ravel(), -total)[-total] if paths.size > total else floor
-        floor = max(np.nextafter(best, floor), _LEAST)
+        floor = np.nextafter(best, floor)
     among = (paths > floor).ravel().nonzero()[0]
     values = paths.ravel().take(among)
     rows, tokens = np.divmod(among, log_probs.shape[1])

@@ -1,4 +1,4 @@
-"""One step: draft a tree, score it, verify it, commit the accepted path. Nothing else generates tokens with a target.
+"""One step: draft a tree, score it, verify it, commit the accepted path.
 
 `grow` and `decode_step` are the two algorithms of arXiv:2406.17276, as generators of the forwards that they need, which
 are sent what came of each. Plain decoding is the same step with an empty tree.

@@ -31,7 +31,7 @@ def tree_mask(
 
 
 def additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """Return what is added to attention's scores: 0 where a key is seen, else the least finite number of both dtypes.
+    """Return what is added to scores: 0 where a key is seen, else the least number finite in `dtype` and in float32.
 
     In the model's dtype, as attention takes it: a boolean mask would be converted again in every layer.
     """

@@ -83,7 +83,7 @@ class Model(Target):
     def keep(self, prompt: list[int], most: int) -> int:
         """See `Target.keep`."""
         length = min(shared(self._tokens, prompt), most, self.length)
-        if length < 1 or not self.cache.can_cut(length) or not self.begin():  # or the rows are another network's
+        if length < 1 or not self.cache.can_cut(length) or not self.begin():  # begin: the rows are another network's
             return super().keep(prompt, most)
         self.generation += 1
         self.cut(length)

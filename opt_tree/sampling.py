@@ -186,10 +186,9 @@ def _exponential(states: Words) -> Words:
     """Noise from Exp(1) for each state, in its place. For numpy as well, which takes half of torch's time on a CPU."""
     library: Any = np if isinstance(states, np.ndarray) else torch
     words = _mix(states)
-    # The mantissa of a number in [1, 2); the middle of its cell is neither 0 nor 1, and exact.
-    words >>= 12
+    words >>= 12  # 52 bits, the mantissa of a number in [1, 2)
     words &= (1 << 52) - 1
     words |= 1023 << 52
     quantiles = words.view(library.float64)
-    quantiles -= 1 - 2**-53
+    quantiles -= 1 - 2**-53  # the middle of its cell: neither 0 nor 1, and exact
     return library.negative(library.log(quantiles, out=quantiles), out=quantiles)

@@ -50,7 +50,7 @@ def valid_for(
 
 
 def check(verifier: Verifier, children: Children, lossy: bool = False) -> None:
-    """Raise TypeError unless the verifier is exact for these children, or its caller wants it `lossy`."""
+    """Raise TypeError for children that the verifier does not judge, and for a lossy one without `lossy`."""
     name, kind = f"verifier {verifier.__name__}", type(children).__name__
     if verifier.valid_for and not isinstance(children, verifier.valid_for):
         kinds = ", ".join(known.__name__ for known in verifier.valid_for)

@@ -32,6 +32,7 @@ def test_a_row_sees_the_prefix_and_what_it_may(
     assert mask.dtype == torch.bool and mask.shape == (1, 1, padded, keys)
     expected = [[sees(visible, prefix, padding, row, slot) for slot in range(keys)] for row in range(padded)]
     assert mask[0, 0].tolist() == expected
+    assert tree_mask(visible, prefix, padded, keys, torch.device("meta")).shape == mask.shape, "as on a device"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -51,10 +51,11 @@ def test_a_row_is_processed_once_and_only_if_it_is_asked_for(monkeypatch: pytest
     assert lazy[4] is lazy[4] and [len(rows) for rows in warped] == [1]
 
 
-def test_why_nothing_can_be_drawn() -> None:
+@pytest.mark.parametrize("fault", [torch.nan, torch.inf])
+def test_why_nothing_can_be_drawn(fault: float) -> None:
     logits = logits_of(torch.float32)
     assert Temperature(1.0).why_none(logits, TREE, CONTEXT, 2) == "its probability is 0"
-    logits[2, 7] = torch.nan
+    logits[2, 7] = fault
     assert Temperature(1.0).why_none(logits, TREE, CONTEXT, 1) == "its probability is 0"
     assert "the model's logits are not numbers" in Temperature(1.0).why_none(logits, TREE, CONTEXT, 2)
 
