@@ -78,21 +78,15 @@ class Compiled(WithHiddenStates):
         self.traced = traced.layers
         _check_on_cpu(eager.network)
         self._watched = self._places()
-        self._views: list[Tensor] = []
-        self._cache: Any = None
-        self._version = -1
         self.package = package_of(_facts(eager.network, traced))
         self._call = _load_or_make(self.package, self, traced, make)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the loaded code and the addresses: a copy loads its package again."""
-        return {
-            key: value for key, value in self.__dict__.items() if key not in ("_call", "_views", "_cache", "_version")
-        }
+        """Everything but the loaded code: a copy loads its package again."""
+        return {key: value for key, value in self.__dict__.items() if key != "_call"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._views, self._cache, self._version = [], None, -1
         try:
             self._call = _load(self.package.checked_file(), _shared(self.network))
         except (OSError, RuntimeError) as error:
@@ -133,9 +127,7 @@ class Compiled(WithHiddenStates):
     def forward(self, inputs: Inputs, cache: Any) -> Output:
         if not self.takes(inputs.numbers[0].numel()):
             return self.eager.forward(inputs, cache)
-        if self._cache is not cache or self._version != cache.storage_version:
-            self._views, self._cache, self._version = cache.views, cache, cache.storage_version
-        return self.call(inputs, self._views)
+        return self.call(inputs, cache.views)
 
     def takes(self, rows: int) -> bool:
         """Whether the package is for forwards of so many rows, those of all lanes together.
