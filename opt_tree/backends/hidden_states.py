@@ -6,7 +6,6 @@ Owns what every backend beside the core has more than the core's.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -47,13 +46,15 @@ def hidden_states(model: Any, layers: tuple[int, ...]) -> Iterator[dict[int, Ten
     caught: dict[int, Tensor] = {}
     thread, modules = threading.get_ident(), [watched_module(model, layer) for layer in layers]
 
-    def keep(layer: int, _module: object, _args: object, output: Any) -> None:
+    def keep(layer: int, output: Any) -> None:
         if threading.get_ident() == thread:
             caught[layer] = output if isinstance(output, Tensor) else output[0]
 
     # Hooks that stayed would fire on forwards that are not ours, and would keep the model from being copied or pickled.
+    # Functions of this package, not partials: a `Snapshot` knows them by their module.
     handles = [
-        module.register_forward_hook(partial(keep, layer)) for layer, module in zip(layers, modules, strict=True)
+        module.register_forward_hook(lambda _module, _args, output, layer=layer: keep(layer, output))
+        for layer, module in zip(layers, modules, strict=True)
     ]
     try:
         yield caught
