@@ -160,7 +160,8 @@ class ChainLM(TellsLeftOut):
 
     def _score(self, tree: Tree) -> Output:
         self._put_back()
-        paths = _paths(tree)
+        leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)  # the root, where it is alone
+        paths = [tree.path_to(leaf) for leaf in leaves.tolist()]
         if len(self._behind) * len(paths) > _REPLAYED:
             self._catch_up()
         behind, width = len(self._behind), int(tree.depths.max()) + 1
@@ -238,12 +239,6 @@ class ChainLM(TellsLeftOut):
         logits = self.model(input_ids=torch.from_numpy(ids).to(self.device), **options).logits
         self.work += Work(1, ids.size, time.perf_counter() - begin)
         return logits[:, -last:]
-
-
-def _paths(tree: Tree) -> list[Int[np.ndarray, " path"]]:
-    """Rows from the root to every leaf, the root's own where it is alone."""
-    leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)
-    return [tree.path_to(leaf) for leaf in leaves.tolist()]
 
 
 _PROBES = ((4, 7, 3), (19, 7, 3), (33, 5, 1), (70, 11, 2))
