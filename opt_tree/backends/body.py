@@ -19,14 +19,6 @@ BEST = 64
 """Tokens of each row that a drafter's model picks: a tree of as many nodes has no others."""
 
 
-def compute_batch(
-    model: Any, inputs: dict[str, Any], cache: Cache, layers: tuple[int, ...] = ()
-) -> tuple[Float[Tensor, "texts rows vocab"], dict[int, Float[Tensor, "texts rows hidden"]]]:
-    """`call_network`, which copies no keys for the queries that share them; and the hidden states of `layers`."""
-    with grouped_attention(), hidden_states(model, layers) as states:
-        return call_network(model, inputs, cache), states
-
-
 class BodyCache(Cache):
     """The cache inside a body: tensors in, the rows written at `slots` of each lane, its first `keys` slots out."""
 
@@ -89,7 +81,8 @@ class Body(nn.Module):
         inputs = model_inputs(self.model, ints, mask, features)
         if kept is not None:
             inputs["logits_to_keep"] = kept
-        logits, states = compute_batch(self.model, inputs, BodyCache(kv, ints[2], keys), self.layers)
+        with grouped_attention(), hidden_states(self.model, self.layers) as states:
+            logits = call_network(self.model, inputs, BodyCache(kv, ints[2], keys))
         best = () if self.drafted is None else (best_of(logits, self.drafted),)
         return (logits, *(states[layer] for layer in self.layers), *best)
 

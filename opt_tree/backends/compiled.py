@@ -77,22 +77,15 @@ class Compiled(WithHiddenStates):
         traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), drafts, self.canonical, bool(_shared(eager.network)))
         self.traced = traced.layers
         _check_on_cpu(eager.network)
-        self._watched = self._places()
-        self._views: list[Tensor] = []
-        self._cache: Any = None
-        self._version = -1
         self.package = package_of(_facts(eager.network, traced))
         self._call = _load_or_make(self.package, self, traced, make)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the loaded code and the addresses: a copy loads its package again."""
-        return {
-            key: value for key, value in self.__dict__.items() if key not in ("_call", "_views", "_cache", "_version")
-        }
+        """Everything but the loaded code: a copy loads its package again."""
+        return {key: value for key, value in self.__dict__.items() if key != "_call"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._views, self._cache, self._version = [], None, -1
         try:
             self._call = _load(self.package.checked_file(), _shared(self.network))
         except (OSError, RuntimeError) as error:
@@ -101,7 +94,6 @@ class Compiled(WithHiddenStates):
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
         self.layers = self.eager.layers
-        self._watched = self._places()
         if missing := [layer for layer in self.layers if layer not in self.traced]:
             self._give_up(f"layers {missing} are watched, which its package lacks")
 
@@ -126,16 +118,10 @@ class Compiled(WithHiddenStates):
             self.eager.packed.pack(self.packed)
             warnings.warn(f"{type(self.network).__name__}: {why}; eager until compiled again", stacklevel=5)
 
-    def _places(self) -> list[tuple[int, int]]:
-        """The layers that are watched, and which of the package's outputs behind the logits has their states."""
-        return [(layer, place) for place, layer in enumerate(self.traced) if layer in self.layers]
-
     def forward(self, inputs: Inputs, cache: Any) -> Output:
         if not self.takes(inputs.numbers[0].numel()):
             return self.eager.forward(inputs, cache)
-        if self._cache is not cache or self._version != cache.storage_version:
-            self._views, self._cache, self._version = cache.views, cache, cache.storage_version
-        return self.call(inputs, self._views)
+        return self.call(inputs, cache.views)
 
     def takes(self, rows: int) -> bool:
         """Whether the package is for forwards of so many rows, those of all lanes together.
@@ -155,7 +141,7 @@ class Compiled(WithHiddenStates):
             rows = inputs.numbers.shape[2]
             given.append(torch.arange(rows - 1 if inputs.last_only else 0, rows))
         logits, *outputs = self._call(given)
-        return Output(logits, {layer: outputs[place] for layer, place in self._watched})
+        return Output(logits, {layer: outputs[self.traced.index(layer)] for layer in self.layers})
 
 
 def _check_on_cpu(model: Any) -> None:
@@ -252,19 +238,13 @@ def _make(package: Package, backend: Compiled, traced: Traced) -> None:
         try:
             with torch.no_grad(), packed.attention():
                 program = export(Body(model, traced.layers), example(model, backend.shapes, traced.kinds))
-                exported = time.perf_counter()
                 options = traced.options
                 if options.get(APART) is False and program.constants.keys() - _shared(model).keys():
                     options[APART] = True  # numbers in the model's code
                 _compile(program, file, options)
         except Exception as error:  # whatever a model's code does that a graph cannot hold
             raise CompileError(one_line(error)) from error
-        about = {
-            "model": type(model).__name__,
-            "export_seconds": round(exported - begin, 1),
-            "seconds": round(time.perf_counter() - begin, 1),
-        }
-        package.write(file, about)
+        package.write(file, {"model": type(model).__name__, "seconds": round(time.perf_counter() - begin, 1)})
 
 
 def example(model: Any, shapes: list[LayerShape], kinds: tuple[str, ...] = (), lanes: int = 2) -> dict[str, Any]:

@@ -29,7 +29,11 @@ def follow(
     u_i = beta_i (v_i - c_i S0^T k_i - sum over ancestors j of (c_i / c_j) (k_j . k_i) u_j).
     """
     exact = torch.promote_types(query.dtype, torch.float32)
-    q, k, v = _by_head(query, key, value, exact, use_qk_l2norm_in_kernel)
+    q, k, v = (rows[0].transpose(0, 1).to(exact) for rows in (query, key, value))
+    q, k = (rows.repeat_interleave(len(v) // len(rows), 0) for rows in (q, k))  # one for every head of the values
+    if use_qk_l2norm_in_kernel:
+        q, k = (rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6) for rows in (q, k))
+    q = q * q.shape[-1] ** -0.5
     gate, share = (rows[0].transpose(0, 1).to(exact) for rows in (g, beta))
     own = cache.layer(layer, k.new_zeros(k.shape[0], k.shape[2], v.shape[2]))
     assert own.state is not None
@@ -43,21 +47,3 @@ def follow(
     # The diagonal is not read: it is taken for 1.
     rows.add(torch.linalg.solve_triangular(overlap[..., start:], known, upper=False, unitriangular=True))
     return rows.read(q, left, own.state).transpose(0, 1)[None].to(query.dtype), None
-
-
-def _by_head(
-    query: Float[Tensor, "1 rows key_heads key_dim"],
-    key: Float[Tensor, "1 rows key_heads key_dim"],
-    value: Float[Tensor, "1 rows heads value_dim"],
-    exact: torch.dtype,
-    normed: bool,
-) -> tuple[
-    Float[Tensor, "heads rows key_dim"], Float[Tensor, "heads rows key_dim"], Float[Tensor, "heads rows value_dim"]
-]:
-    """Queries, keys and values, one of each for every head of the values; queries scaled, and of length 1 before."""
-    groups = value.shape[2] // key.shape[2]
-    q, k, v = (rows[0].transpose(0, 1).to(exact) for rows in (query, key, value))
-    q, k = (rows.repeat_interleave(groups, 0) for rows in (q, k))
-    if normed:
-        q, k = (rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6) for rows in (q, k))
-    return q * q.shape[-1] ** -0.5, k, v

@@ -186,7 +186,7 @@ class DeviceStep(TensorStep):
         keys = LEAST_KEYS
         while keys < slots:
             keys *= 2
-        return keys if lm is None else self.shape(lm, 1, keys - 1)[1]
+        return keys if lm is None else lm.backend.shape(1, keys - 1)[1]
 
     def _shape(self, asked: StepStart, length: int, drafted: int) -> Shape:
         """The shape of a step behind contexts of these lengths, the drafter's without its missing rows."""

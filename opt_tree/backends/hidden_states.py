@@ -5,7 +5,7 @@ Owns what every backend beside the core has more than the core's.
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,10 +44,23 @@ class WithHiddenStates(Backend):
 def hidden_states(model: Any, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
     """Inside, what these layers return is put into what is yielded; RuntimeError for those that did not run."""
     caught: dict[int, Tensor] = {}
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(_catch(watched_module(model, layer), layer, caught))
+    thread, modules = threading.get_ident(), [watched_module(model, layer) for layer in layers]
+
+    def keep(layer: int, output: Any) -> None:
+        if threading.get_ident() == thread:
+            caught[layer] = output if isinstance(output, Tensor) else output[0]
+
+    # Hooks that stayed would fire on forwards that are not ours, and would keep the model from being copied or pickled.
+    # Functions of this package, not partials: a `Snapshot` knows them by their module.
+    handles = [
+        module.register_forward_hook(lambda _module, _args, output, layer=layer: keep(layer, output))
+        for layer, module in zip(layers, modules, strict=True)
+    ]
+    try:
         yield caught
+    finally:
+        for handle in handles:
+            handle.remove()
     if len(caught) < len(layers):
         missing = [layer for layer in layers if layer not in caught]
         raise RuntimeError(f"{type(model).__name__} did not run the layers whose features are read: {missing}")
@@ -92,22 +105,3 @@ def _decoder(model: Any) -> nn.Module:
     if output is not None and any(output is one for one in found.children()):  # Llama 4 answers with the whole model
         found = max((one for one in found.children() if one is not output), key=lambda one: len([*one.modules()]))
     return found
-
-
-@contextmanager
-def _catch(module: nn.Module, layer: int, caught: dict[int, Tensor]) -> Iterator[None]:
-    """Put what a module returns into `caught`, if it is this thread that called it.
-
-    A hook that stayed would fire on forwards that are not ours, and would keep the model from being copied or pickled.
-    """
-    thread = threading.get_ident()
-
-    def keep(_module: object, _args: object, output: Any) -> None:
-        if threading.get_ident() == thread:
-            caught[layer] = output if isinstance(output, Tensor) else output[0]
-
-    handle = module.register_forward_hook(keep)
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
-from opt_tree.backends.package_cache import Package, package_of, processor
+from opt_tree.backends.package_cache import package_of, processor
 
 OPTIONS = ("-O3", "-std=c++20", "-march=native", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
 """Of the compiler. Nothing may be fused or reordered beyond what the source says."""
@@ -39,34 +40,26 @@ def load(source: Path, operator: str) -> bool:
         package = package_of(facts, f"{source.stem}.so")
         try:
             try:
-                package.ensure(lambda: _keep(source, package))
+                package.ensure(lambda: _build(source, lambda made: package.write(made, {})))
                 torch.ops.load_library(str(package.checked_file()))
             except OSError as error:
                 if any(map(os.path.isfile, package.folder.parents)):  # a wrong name, not a place that keeps nothing
                     raise
-                _load_unkept(source)
+                _build(source, lambda made: torch.ops.load_library(str(made)))  # what is loaded needs no file any more
                 warnings.warn(f"the kernel {source.name} was built for this process alone: {error}", stacklevel=2)
         except OSError as error:
             raise KernelError(f"the kernel {source.name} does not load: {error}") from error
         return True
 
 
-def _keep(source: Path, package: Package) -> None:
+def _build(source: Path, use: Callable[[Path], None]) -> None:
+    """Build a source and have the file used, which then goes."""
     with TemporaryDirectory() as folder:
-        package.write(_build(source, Path(folder)), {})
-
-
-def _load_unkept(source: Path) -> None:
-    with TemporaryDirectory() as folder:  # what is loaded stays so without its file
-        torch.ops.load_library(str(_build(source, Path(folder))))
-
-
-def _build(source: Path, folder: Path) -> Path:
-    made = folder / f"{source.stem}.so"
-    built = subprocess.run(command(source, made), capture_output=True, text=True)
-    if built.returncode:
-        raise KernelError(f"the kernel {source.name} does not build: {' '.join(built.stderr.split())[:300]}")
-    return made
+        made = Path(folder) / f"{source.stem}.so"
+        built = subprocess.run(command(source, made), capture_output=True, text=True)
+        if built.returncode:
+            raise KernelError(f"the kernel {source.name} does not build: {' '.join(built.stderr.split())[:300]}")
+        use(made)
 
 
 def command(source: Path, made: Path) -> list[str]:

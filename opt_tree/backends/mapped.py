@@ -36,37 +36,18 @@ class File(NamedTuple):
         return now is None or now == self or (now.device, now.inode) != (self.device, self.inode)
 
 
-class Pages(NamedTuple):
-    """The pages that are all a weight's own."""
-
-    begin: int
-    end: int
-    """Addresses."""
-
-    def clean(self) -> bool:
-        """Whether none of them is this process's own: those that are in memory are a file's."""
-        try:
-            with open("/proc/self/pagemap", "rb", buffering=0) as pages:
-                pages.seek(self.begin // _PAGE * 8)
-                told = pages.read((self.end - self.begin) // _PAGE * 8)
-        except OSError:
-            return False
-        found = np.frombuffer(told, dtype=np.uint64)
-        here = found[(found & (_SWAPPED | _PRESENT)) != 0]
-        return len(found) == (self.end - self.begin) // _PAGE and bool(((here & _FILE) != 0).all())
-
-
 class Mapped(NamedTuple):
     """A weight in a file that is mapped privately, and what it is known by."""
 
     file: File
-    pages: Pages
+    pages: range
+    """The addresses of the pages that are all its own."""
     edges: bytes
     """Its numbers before and behind them."""
 
     def same(self, tensor: Tensor) -> bool:
         """Whether the tensor is that weight still: nobody has written to its pages, or to the file."""
-        return self.file.same() and _edges(tensor) == self.edges and self.pages.clean()
+        return self.file.same() and _edges(tensor) == self.edges and _clean(self.pages)
 
 
 def mapped(tensor: Tensor) -> Mapped | None:
@@ -76,7 +57,7 @@ def mapped(tensor: Tensor) -> Mapped | None:
     address = tensor.data_ptr()
     if (file := _file_of(address, address + tensor.nbytes)) is None:
         return None
-    return Mapped(file, pages, _edges(tensor)) if pages.clean() else None
+    return Mapped(file, pages, _edges(tensor)) if _clean(pages) else None
 
 
 def release(tensor: Tensor) -> None:
@@ -86,17 +67,29 @@ def release(tensor: Tensor) -> None:
     milliseconds.
     """
     pages = _pages_of(tensor.detach())
-    if pages is not None and pages.clean():
-        address, size = ctypes.c_void_p(pages.begin), ctypes.c_size_t(pages.end - pages.begin)
+    if pages is not None and _clean(pages):
+        address, size = ctypes.c_void_p(pages.start), ctypes.c_size_t(len(pages))
         ctypes.CDLL(None).madvise(address, size, mmap.MADV_DONTNEED)
 
 
-def _pages_of(tensor: Tensor) -> Pages | None:
-    """The pages of a weight; None for a small one, and one that does not lie in memory in one piece."""
+def _pages_of(tensor: Tensor) -> range | None:
+    """The addresses of a weight's pages; None for a small one, and one that does not lie in memory in one piece."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes < LEAST:
         return None
     address = tensor.data_ptr()
-    return Pages(-(-address // _PAGE) * _PAGE, (address + tensor.nbytes) // _PAGE * _PAGE)
+    return range(-(-address // _PAGE) * _PAGE, (address + tensor.nbytes) // _PAGE * _PAGE)
+
+
+def _clean(pages: range) -> bool:
+    """Whether none of the pages at these addresses is this process's own: those that are in memory are a file's."""
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as told:
+            told.seek(pages.start // _PAGE * 8)
+            found = np.frombuffer(told.read(len(pages) // _PAGE * 8), dtype=np.uint64)
+    except OSError:
+        return False
+    here = found[(found & (_SWAPPED | _PRESENT)) != 0]
+    return len(found) == len(pages) // _PAGE and bool(((here & _FILE) != 0).all())
 
 
 def _edges(tensor: Tensor) -> bytes:

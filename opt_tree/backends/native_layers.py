@@ -6,6 +6,7 @@ norms, rotated queries and keys, a gated layer with SiLU) and answers as its own
 `quantised.cpp`: in float32 between products, and each row by itself. Attention and the cache are called as they are.
 """
 
+from operator import is_
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from opt_tree.backends.quantised import QuantisedLinear
 
-_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 _ATTENTION, _OWN_NORMS = ("q_proj", "k_proj", "v_proj", "o_proj"), ("q_norm", "k_norm")
 _GATED = ("gate_proj", "up_proj", "down_proj")
 _KNOWN = {"attention_mask", "position_embeddings", "cache", "past_key_values", "position_ids", "use_cache"}
@@ -38,7 +39,7 @@ def compute_natively(model: nn.Module) -> int:
 
 def _is_known(layer: nn.Module) -> bool:
     """Whether a module has the parts of a layer of Llama's, in quantised weights."""
-    if set(layer._modules) != _PARTS or "forward" in layer.__dict__:
+    if set(layer._modules) != {*_PARTS} or "forward" in layer.__dict__:
         return False
     children: Any = layer._modules
     attention, gated = children["self_attn"]._modules, children["mlp"]._modules
@@ -68,8 +69,9 @@ class NativeLayer:
         self.layer, self.attention, self.mlp = layer, layer.self_attn, layer.mlp
         self.norms = [layer.input_layernorm, layer.post_attention_layernorm]
         self.linears = [getattr(self.attention, name) for name in _ATTENTION]
-        self.gated, self.act = [getattr(self.mlp, name) for name in _GATED], self.mlp.act_fn
+        self.gated = [getattr(self.mlp, name) for name in _GATED]
         self.own = [getattr(self.attention, name, None) for name in _OWN_NORMS]
+        self.parts = self._parts()
         norms = [*self.norms, *(norm for norm in self.own if norm is not None)]
         self.eps = _eps(norms[0])
         self.size: Any = getattr(self.attention, "head_dim", None)
@@ -128,13 +130,14 @@ class NativeLayer:
 
     def _is_as_it_was(self) -> bool:
         """Whether the layer has the parts that it had, and nobody watches one of them."""
-        layer, attention, mlp = self.layer._modules, self.attention._modules, self.mlp._modules
-        parts = [self.attention, self.mlp, *self.norms, *self.linears, *self.gated, self.act, *self.own]
-        there = [layer["self_attn"], layer["mlp"], layer["input_layernorm"], layer["post_attention_layernorm"]]
-        there += [attention.get(name) for name in _ATTENTION] + [mlp.get(name) for name in (*_GATED, "act_fn")]
-        there += [attention.get(name) for name in _OWN_NORMS]
-        watched = any(part is not None and (part._forward_hooks or part._forward_pre_hooks) for part in parts)
-        return not watched and all(map(lambda one, other: one is other, parts, there))
+        watched = any(part is not None and (part._forward_hooks or part._forward_pre_hooks) for part in self.parts)
+        return not watched and all(map(is_, self.parts, self._parts()))
+
+    def _parts(self) -> list[Any]:
+        """The layer's modules, as it has them now; None for a norm that it has not."""
+        attention, mlp = self.attention._modules.get, self.mlp._modules.get
+        inside = [*map(attention, (*_ATTENTION, *_OWN_NORMS)), *map(mlp, (*_GATED, "act_fn"))]
+        return [*map(self.layer._modules.get, _PARTS), *inside]
 
     @torch.inference_mode()
     def is_near(self) -> bool:

@@ -5,7 +5,6 @@ and renamed into it, so that nobody sees half of one; its digest is compared bef
 runs in this process: it is taken from no place that another user may write to.
 """
 
-import errno
 import hashlib
 import inspect
 import json
@@ -29,8 +28,6 @@ from opt_tree.backends.owned_files import ANOTHER, check_ours
 from opt_tree.backends.snapshot import adapters_of
 from opt_tree.system.files import write_text
 
-_CHUNK = 1 << 26  # bytes hashed at once
-_TRIES = 100  # a folder that cannot be removed ends in an error
 _PACKAGE = Path(__file__).parent.parent
 _BODY = [_PACKAGE / name for name in ("backends/body.py", "backends/grouped_attention.py", "masks.py", "backend.py")]
 
@@ -110,20 +107,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """Yield a fresh folder, which takes the place of `folder` at the end: nobody sees half of one."""
+    """Yield a fresh folder that takes the place of `folder` at the end: nobody sees half of one. Called in `locked`."""
     _make_cache(folder.parent)
     fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         yield fresh
-        # Another process may put its own here between the two calls, and take it away again: then once more.
-        for tries_left in reversed(range(_TRIES)):
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                fresh.rename(folder)
-                return
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
-                    raise
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -178,8 +168,11 @@ def facts_of(model: Any, weights: str | None = None) -> dict[str, Any]:
     }
 
 
-def weights_digest(model: nn.Module) -> str:
-    """A digest of every weight and buffer: names, dtypes, shapes and bytes. About a second a gigabyte."""
+def weights_digest(model: nn.Module, told: Callable[[Tensor], Any] | None = None) -> str:
+    """A digest of every weight and buffer: names, dtypes, shapes and bytes. About a second a gigabyte.
+
+    `told`: what stands for a tensor's bytes.
+    """
     digest = hashlib.sha256()
     tensors = [*model.named_parameters(), *model.named_buffers()]
     output = getattr(model, "get_output_embeddings", lambda: None)()
@@ -187,16 +180,13 @@ def weights_digest(model: nn.Module) -> str:
         tensors += [(f"output.{name}", one) for name, one in (*output.named_parameters(), *output.named_buffers())]
     for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        for chunk in _bytes_of(tensor.detach()):
-            digest.update(chunk)
+        digest.update((told or bytes_of)(tensor))
     return digest.hexdigest()
 
 
-def _bytes_of(tensor: Tensor) -> Iterator[Any]:
-    """The bytes of a tensor, a piece at a time."""
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    for start in range(0, flat.numel(), _CHUNK):
-        yield flat[start : start + _CHUNK].cpu().numpy()
+def bytes_of(tensor: Tensor) -> Any:
+    """The bytes of a tensor, for a digest."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
 
 
 def _code_digest(classes: Iterable[type]) -> str:

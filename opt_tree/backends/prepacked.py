@@ -8,12 +8,12 @@ none of it, and is left as it is, so that plain decoding is not slower. Results 
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import inf
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import torch
@@ -51,21 +51,11 @@ class _Here(threading.local):
     """What forwards of this thread compute otherwise than the layers themselves."""
 
     linears: "Mapping[_PackedForward, _Linear]" = MappingProxyType({})
-    entered: "tuple[_Entered, ...]" = ()
-    """The contexts under way, the innermost last: a forward may run another model's."""
+    entered: tuple[AbstractContextManager[None], ...] = ()
+    """The forwards under way, the innermost last: one may run another model's."""
 
 
 _here = _Here()
-
-
-class _Entered(NamedTuple):
-    """What `__exit__` has to know of its `__enter__`."""
-
-    layers: "list[_Linear]"
-    stand_ins: "dict[_PackedForward, _Linear]"
-    outside: "Mapping[_PackedForward, _Linear]"
-    """`_here.linears` as they were."""
-    attention: AbstractContextManager[None]
 
 
 class PackedWeights:
@@ -135,10 +125,21 @@ class PackedWeights:
     @property
     def in_blocks(self) -> bool:
         """Whether canonical arithmetic computes products of many rows in blocks of fewer."""
-        return self.canonical and any(linear.most for linear in self._layers())
+        return self.canonical and any(linear.rule[1] for linear in self._layers())
 
     def __enter__(self) -> None:
-        """Put a stand-in before each layer, and have this thread compute by them and by this model's attention."""
+        inside = self._standing_in()
+        inside.__enter__()
+        _here.entered = (*_here.entered, inside)
+
+    def __exit__(self, *error: Any) -> None:
+        *outside, inside = _here.entered
+        _here.entered = tuple(outside)
+        inside.__exit__(*error)
+
+    @contextmanager
+    def _standing_in(self) -> Iterator[None]:
+        """Inside, a stand-in is before each layer, and this thread computes by them and by this model's attention."""
         layers = self._layers()
         if torch.is_autocast_enabled("cpu"):  # which multiplies in another dtype than the weights'
             if self.canonical:
@@ -148,21 +149,15 @@ class PackedWeights:
             layers = []
         with _lock:
             stand_ins = {one: linear for linear in layers if (one := linear.stand_in())}
-        entered = _Entered(layers, stand_ins, _here.linears, self.attention())
-        _here.entered = (*_here.entered, entered)
-        _here.linears = {**_here.linears, **stand_ins}
-        entered.attention.__enter__()
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        *others, (layers, stand_ins, outside, attention) = _here.entered
-        attention.__exit__(None, None, None)
-        _here.entered, _here.linears = tuple(others), outside
-        missing = 0
-        with _lock:
-            for stand_in, linear in stand_ins.items():
-                missing += not linear.give_back(stand_in)
-        missing += len(layers) - len(stand_ins)
-        if missing and self.canonical and error is None:
+        outside, _here.linears = _here.linears, {**_here.linears, **stand_ins}
+        try:
+            with self.attention():
+                yield
+        finally:
+            _here.linears = outside
+            with _lock:
+                missing = len(layers) - sum([linear.give_back(one) for one, linear in stand_ins.items()])
+        if missing and self.canonical:
             raise RuntimeError(
                 f"{missing} linear layers of {type(self.model).__name__} were not computed canonically: something was "
                 "put in their place. Give each user of the model a copy of it"
@@ -229,10 +224,8 @@ class _Linear:
         self.parameters = module._parameters
         self.copy: _Copy | None = None
         self._own = _PackedForward(self.parameters)
-        self._doubled: dict[int, bool] = {}
-        """By the number of threads: whether one row goes as two equal ones."""
-        self._most: dict[int, int | None] = {}
-        """By the number of threads: see `most`."""
+        self._rules: dict[int, tuple[bool, int | None]] = {}
+        """By the number of threads: see `rule`."""
 
     def stand_in(self) -> _PackedForward | None:
         """What is called in the place of the layer from now on, one for all threads; None: others put theirs there.
@@ -260,16 +253,17 @@ class _Linear:
         if not self.canonical:
             return self._compute(rows, bias)
         count = rows.numel() // rows.shape[-1]
-        most = self.most
-        if not self._doubles() if count == 1 else most is None or count <= most:
+        doubles, most = self.rule
+        if not doubles if count == 1 else most is None or count <= most:
             return self._compute(rows, bias)
         return self._alike(rows.reshape(count, -1), bias).view(*rows.shape[:-1], -1)
 
     def _alike(self, rows: Float[Tensor, "rows inputs"], bias: Tensor | None) -> Float[Tensor, "rows outputs"]:
         """Compute few rows, or many in blocks, so that a row does not depend on their number."""
-        if len(rows) > (most := self.most or len(rows)):
+        doubles, most = self.rule
+        if most is not None and len(rows) > most:
             return torch.cat([self._alike(block, bias) for block in rows.split(most)])
-        if len(rows) == 1 and self._doubles():
+        if len(rows) == 1 and doubles:
             return as_two(lambda rows: self._compute(rows, bias), rows)
         return self._compute(rows, bias)
 
@@ -281,27 +275,25 @@ class _Linear:
         return weight
 
     @property
-    def most(self) -> int | None:
-        """How many rows are computed at once in canonical arithmetic; None: any number."""
-        threads, weight = torch.get_num_threads(), self.weight
-        if threads not in self._most:
-            key, self._most[threads] = (weight.shape, threads), None
+    def rule(self) -> tuple[bool, int | None]:
+        """In canonical arithmetic: whether one row goes as two equal ones, and how many are computed at once at most.
+
+        None: any number.
+        """
+        threads = torch.get_num_threads()
+        if threads not in self._rules:
+            weight, compute = self.weight, partial(self._compute, bias=None)
+            most, key = None, (weight.shape, threads)
             if weight.dtype == torch.bfloat16 and weight.numel() >= _TRIED and many_rows_differ(threads):
                 if key not in self._tried:
-                    self._tried[key] = rows_alike(lambda rows: self._compute(rows, None), weight)
-                self._most[threads] = self._tried[key]
-        return self._most[threads]
+                    self._tried[key] = rows_alike(compute, weight)
+                most = self._tried[key]
+            self._rules[threads] = sums_one_otherwise(compute, weight), most
+        return self._rules[threads]
 
     def alike(self) -> bool:
         """Whether a row is computed the same alone and among so many rows as `COUNTS` has."""
         return sums_alike(lambda rows: self._alike(rows, None), self.weight, (1, *COUNTS))
-
-    def _doubles(self) -> bool:
-        """Whether one row alone has other bits here than as one of several."""
-        threads = torch.get_num_threads()
-        if threads not in self._doubled:
-            self._doubled[threads] = sums_one_otherwise(lambda rows: self._compute(rows, None), self.weight)
-        return self._doubled[threads]
 
     def _compute(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         weight = self.weight
@@ -343,7 +335,7 @@ def _can_pack(name: str, weights: list[Tensor]) -> bool:
     """Whether this CPU can multiply by such weights packed, and memory has room for them, else a warning says so."""
     if not torch.backends.mkldnn.is_available() or not all(map(_works, {weight.dtype for weight in weights})):
         return False
-    size = sum(weight.numel() * weight.element_size() for weight in _apart(weights))
+    size = sum(weight.nbytes for key, weight in {id(one): one for one in weights}.items() if key not in _copies)
     free = psutil.virtual_memory().available
     if size * _SHARE > free:
         warnings.warn(
@@ -364,11 +356,6 @@ def _is_plain(module: nn.Linear) -> bool:
     plain = type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.is_contiguous()
     others = type(module.__dict__.get("forward", None)) not in (type(None), _PackedForward)  # another thread's is ours
     return plain and not others
-
-
-def _apart(weights: Iterable[Tensor]) -> list[Tensor]:
-    """Each weight once, without those that are packed already."""
-    return [weight for key, weight in {id(weight): weight for weight in weights}.items() if key not in _copies]
 
 
 def _works(dtype: torch.dtype) -> bool:

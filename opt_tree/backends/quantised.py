@@ -6,7 +6,7 @@ each group by itself: so a row's result has the same bits whatever is computed b
 """
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,12 @@ def quantise(model: nn.Module, weights: str) -> None:
     weight whose numbers cannot be held is met on the way: what was replaced before it stays so.
     """
     check_weights(weights)
-    places = [place for place in _linears(model) if place[2].out_features >= PANEL]
+    places: list[tuple[nn.Module, str, nn.Linear]] = [
+        (parent, name, layer)
+        for parent in model.modules()
+        for name, layer in parent.named_children()
+        if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and layer.out_features >= PANEL
+    ]
     if not places:
         raise ValueError(f"{type(model).__name__} has no plain linear layers to quantise")
     if devices := {str(layer.weight.device) for *_, layer in places} - {"cpu"}:
@@ -48,10 +53,11 @@ def quantise(model: nn.Module, weights: str) -> None:
     load_kernel()
     output = getattr(model, "get_output_embeddings", lambda: None)()
     held = {id(one) for module in model.modules() if type(module) is not nn.Linear for one in module.parameters(False)}
-    room = _room([size_of(layer.weight.shape, _bits(weights, layer is output)) for *_, layer in places])
-    for (parent, name, layer), place in zip(places, room, strict=True):
+    bits = [8 if layer is output else BITS[weights] for *_, layer in places]
+    room = _room([size_of(layer.weight.shape, each) for (*_, layer), each in zip(places, bits, strict=True)])
+    for (parent, name, layer), each, place in zip(places, bits, room, strict=True):
         try:
-            packed = pack(layer.weight.detach(), _bits(weights, layer is output), place)
+            packed = pack(layer.weight.detach(), each, place)
         except ValueError as error:
             raise ValueError(f"{paths[id(layer)]}: {error}") from None
         release(layer.weight)
@@ -136,18 +142,6 @@ class QuantisedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}"
-
-
-def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Every plain linear layer, with the module that has it and its name there."""
-    for parent in model.modules():
-        for name, layer in parent.named_children():
-            if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter:
-                yield parent, name, layer
-
-
-def _bits(weights: str, last: bool) -> int:
-    return 8 if last else BITS[weights]
 
 
 def _room(sizes: list[int]) -> list[Tensor]:

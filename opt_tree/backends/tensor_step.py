@@ -5,13 +5,13 @@ compute all others. Knows nothing of what the host gives, reads and notes (`devi
 """
 
 from collections.abc import Generator
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.backend import Backend, Inputs
+from opt_tree.backend import Inputs
 from opt_tree.backends.tensor_drafter import Behind, TensorDrafter, TensorRows
 from opt_tree.backends.tensor_growth import Growth
 from opt_tree.backends.tensor_pool import TensorPool, TensorTree, tree_of
@@ -94,25 +94,13 @@ class TensorStep:
         self.catching_up = drafter.catching_up(layers)
         """Rows that the drafter can lack after a step."""
         self.models = [lm for lm in (target, drafter.lm) if lm is not None]
-        self._shapes: dict[tuple[Backend, int, int], tuple[int, int]] = {}
-        self._slots: dict[tuple[Any, ...], tuple[int, int]] = {}
-
-    def shape(self, lm: Model, rows: int, slot: int) -> tuple[int, int]:
-        """`Backend.shape`, asked once."""
-        asked = lm.backend, rows, slot
-        if asked not in self._shapes:
-            self._shapes[asked] = lm.backend.shape(rows, slot)
-        return self._shapes[asked]
 
     def slots(self, limit: int) -> tuple[int, int]:
         """How many rows the target's and the drafter's caches get in a step of so many layers, padding included."""
-        asked = limit, *(lm.backend for lm in self.models)
-        if asked not in self._slots:
-            drafter, own = self.drafter, self.shape(self.target, 1 + self.growth.nodes, 0)[0] + 1
-            widest = drafter.widest(self.growth, self.layers)
-            wide = 0 if drafter.lm is None else self.shape(drafter.lm, widest, 0)[0]
-            self._slots[asked] = own, self.catching_up + drafter.room(self.growth, limit) + wide + 1
-        return self._slots[asked]
+        drafter, own = self.drafter, self.target.backend.shape(1 + self.growth.nodes, 0)[0] + 1
+        widest = drafter.widest(self.growth, self.layers)
+        wide = 0 if drafter.lm is None else drafter.lm.backend.shape(widest, 0)[0]
+        return own, self.catching_up + drafter.room(self.growth, limit) + wide + 1
 
     def looks(self, limit: int) -> bool:
         """Whether a stop saves forwards in a step of so many layers: the first two are launched before the host looks

@@ -7,7 +7,7 @@ layer would see less.
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from opt_tree.backend import Backend, Mask
@@ -48,8 +48,11 @@ class WithWindows(Model):
         """One mask where all layers are of one kind; a dict of masks where they differ."""
         masks = {}
         for kind, size in self.windows.items():
-            hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
-            masks[kind] = full if hide is None or not size else hide(full, positions, key_positions, size)
+            masks[kind] = full
+            if size and kind == "sliding_attention":  # by position, never by slot: siblings share a position
+                masks[kind] = full & (positions[:, None] - key_positions < size)
+            elif size and kind == "chunked_attention":  # chunks of so many tokens (Llama 4)
+                masks[kind] = full & (positions[:, None] // size == key_positions // size)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
@@ -60,23 +63,3 @@ def layer_windows(model: Any) -> dict[str, int]:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
     sizes = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
     return {kind: int(sizes.get(kind) or 0) for kind in kinds}
-
-
-def windowed(
-    mask: Bool[Tensor, "1 1 rows keys"],
-    positions: Int[Tensor, " rows"],
-    key_positions: Int[Tensor, " keys"],
-    window: int,
-) -> Bool[Tensor, "1 1 rows keys"]:
-    """Hide keys that lie `window` or more positions back. By position, never by slot: siblings share a position."""
-    return mask & (positions[:, None] - key_positions[None, :] < window)
-
-
-def chunked(
-    mask: Bool[Tensor, "1 1 rows keys"],
-    positions: Int[Tensor, " rows"],
-    key_positions: Int[Tensor, " keys"],
-    chunk: int,
-) -> Bool[Tensor, "1 1 rows keys"]:
-    """Hide keys whose position lies in another chunk of `chunk` tokens (Llama 4)."""
-    return mask & (positions[:, None] // chunk == key_positions[None, :] // chunk)

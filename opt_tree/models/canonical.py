@@ -227,20 +227,16 @@ def _record(lm: "CausalLM", run: Callable[[], Tensor], rows: list[int]) -> list[
                 return
             found.append((name, what[0, rows].clone()))
 
-    def before(name: str) -> Callable[..., None]:
-        return lambda _, args, given: keep(name, (*args, *given.values()))
-
-    def after(name: str) -> Callable[..., None]:
-        return lambda _, args, output: keep(name, output)
-
     def counted(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         count[:] = [given["input_ids"].shape[1]]
 
     handles = [lm.model.register_forward_pre_hook(counted, with_kwargs=True)]
     for name, module in lm.model.named_modules():
-        parent = name.rpartition(".")[0]
-        handles.append(module.register_forward_pre_hook(before(f"{parent}, before {name}"), with_kwargs=True))
-        handles.append(module.register_forward_hook(after(name)))
+        before, enters = f"{name.rpartition('.')[0]}, before {name}", module.register_forward_pre_hook
+        handles += [
+            enters(lambda _, args, given, name=before: keep(name, (*args, *given.values())), with_kwargs=True),
+            module.register_forward_hook(lambda _, args, output, name=name: keep(name, output)),
+        ]
     try:
         run()
     finally:

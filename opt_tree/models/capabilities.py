@@ -202,16 +202,19 @@ def size_of(module: nn.Module, dtype: torch.dtype | None = None) -> str:
 _LATER = "its rows see later ones, so it is no decoder (an encoder? is_decoder=False in its config?)"
 
 
-def sees_later(model: Any, ids: list[int], device: torch.device) -> str | None:
+def plain_logits(model: Any, tokens: list[int], **options: Any) -> torch.Tensor:
+    """Return the logits of a forward without a cache, `[tokens, vocab]`, in float64."""
+    ids = torch.tensor([tokens], device=model.get_input_embeddings().weight.device)
+    return model(input_ids=ids, use_cache=False, **options).logits[0].double()
+
+
+def sees_later(model: Any, ids: list[int]) -> str | None:
     """Change the last token of `ids`, and say so where that moves an earlier row, or where there is no telling.
 
     Both forwards have one shape, so that a decoder's rounding is the same or nearly so in both.
     """
     last = next(token for token in ids if token != ids[-1])
-    one, other = (
-        model(input_ids=torch.tensor([tokens], device=device), use_cache=False).logits[0, :-1].double()
-        for tokens in (ids, [*ids[:-1], last])
-    )
+    one, other = (plain_logits(model, tokens)[:-1] for tokens in (ids, [*ids[:-1], last]))
     if one.isnan().any():
         half = "float16 ends at 65,504: load it in bfloat16 or float32" if model.dtype == torch.float16 else ""
         return f"its logits are not numbers ({half or 'nor are its weights?'})"
@@ -219,22 +222,19 @@ def sees_later(model: Any, ids: list[int], device: torch.device) -> str | None:
     return None if (one - other).abs().max() <= (1e-5 if fine else 1e-3) * one.abs().max() else _LATER
 
 
-def cause(model: Any, ids: list[int], device: torch.device) -> str | None:
+def cause(model: Any, ids: list[int]) -> str | None:
     """Ask a model whose tree logits are wrong for the reason, by plain forwards; None: it ignores the mask."""
-
-    def plain(tokens: list[int], **options: Any) -> torch.Tensor:
-        ids = torch.tensor([tokens], device=device)
-        return model(input_ids=ids, use_cache=False, **options).logits[0].double()
 
     def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
         return not (one - other).abs().max() <= 1e-3 * one.abs().max()
 
     try:
-        whole, rows = plain(ids), torch.arange(len(ids), device=device)[None]
-        if later := sees_later(model, ids, device):
+        whole = plain_logits(model, ids)
+        if later := sees_later(model, ids):
             return later
-        counted = plain(ids, position_ids=rows)
-        if not differ(plain(ids, position_ids=3 * rows), counted):
+        rows = torch.arange(len(ids), device=whole.device)[None]
+        counted = plain_logits(model, ids, position_ids=rows)
+        if not differ(plain_logits(model, ids, position_ids=3 * rows), counted):
             return f"position_ids change nothing: {_NUMBERED}"
         if differ(counted, whole):
             return "it does not count positions from 0 (an offset for padding?), so those of a tree would be wrong"

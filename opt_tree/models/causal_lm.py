@@ -26,10 +26,8 @@ from opt_tree.models.capabilities import (
     check_layers,
     check_model,
     check_unchanged,
-    end_tokens,
     key_limit,
     logits_per_row,
-    size_of,
 )
 from opt_tree.models.given_rows import adopt, begins_with
 from opt_tree.models.left_out import TellsLeftOut
@@ -57,8 +55,6 @@ class CausalLM(TellsLeftOut, WithWindows):
     """Why it is not `canonical` where it was to be, if it could."""
     key_limit: int | None = None
     """How many keys a forward may have; None: any number."""
-    tokenizer_ends: frozenset[int] = frozenset()
-    """End tokens that the tokenizer of its `Pair` names."""
 
     def __init__(self, model: Any, probe: bool = True) -> None:
         check_model(model)
@@ -108,16 +104,6 @@ class CausalLM(TellsLeftOut, WithWindows):
     def recurrent(self) -> bool:
         """Whether some layers keep a state of the whole context, which cannot be taken back."""
         return isinstance(self.cache, RecurrentCache)
-
-    @property
-    def ends(self) -> frozenset[int]:  # type: ignore[override]
-        """The end tokens that the model's generation config names now, and those of the pair's tokenizer."""
-        return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
-
-    @property
-    def size(self) -> str:
-        """Parameters and dtype, for a reader."""
-        return size_of(self.model, self.dtype)
 
     def renew(self) -> None:
         """Take the model as it is now for the one that was wrapped, as whoever replaces a layer of it on purpose."""

@@ -27,11 +27,10 @@ from opt_tree.models.capabilities import (
     check_model,
     check_steps,
     check_unchanged,
-    end_tokens,
     logits_per_row,
     past_fault,
+    plain_logits,
     sees_later,
-    size_of,
     unwrapped,
 )
 from opt_tree.models.causal_lm import CausalLM
@@ -63,7 +62,7 @@ class ChainLM(TellsLeftOut):
     Probed when it is wrapped: chains, cut short and gone on from, must give the logits of plain forwards.
     """
 
-    canonical, not_canonical, tokenizer_ends = False, "", frozenset[int]()
+    canonical, not_canonical = False, ""
     """As of `CausalLM`."""
 
     @property
@@ -121,16 +120,6 @@ class ChainLM(TellsLeftOut):
         finally:
             self.cache = kept
 
-    @property
-    def ends(self) -> frozenset[int]:  # type: ignore[override]
-        """The end tokens that the model's generation config names now, and those of the pair's tokenizer."""
-        return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
-
-    @property
-    def size(self) -> str:
-        """Parameters and dtype, for a reader."""
-        return size_of(self.model, self.dtype)
-
     def reset(self) -> None:
         """Forget the context. Raises UnsupportedModelError where the model is no longer what was wrapped."""
         check_unchanged(self.model, self.dtype, self.device)
@@ -171,7 +160,8 @@ class ChainLM(TellsLeftOut):
 
     def _score(self, tree: Tree) -> Output:
         self._put_back()
-        paths = _paths(tree)
+        leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)  # the root, where it is alone
+        paths = [tree.path_to(leaf) for leaf in leaves.tolist()]
         if len(self._behind) * len(paths) > _REPLAYED:
             self._catch_up()
         behind, width = len(self._behind), int(tree.depths.max()) + 1
@@ -251,12 +241,6 @@ class ChainLM(TellsLeftOut):
         return logits[:, -last:]
 
 
-def _paths(tree: Tree) -> list[Int[np.ndarray, " path"]]:
-    """Rows from the root to every leaf, the root's own where it is alone."""
-    leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)
-    return [tree.path_to(leaf) for leaf in leaves.tolist()]
-
-
 _PROBES = ((4, 7, 3), (19, 7, 3), (33, 5, 1), (70, 11, 2))
 """Texts that a model is probed with: tokens of context, and the step and the first of its token ids."""
 _BEHIND = 10
@@ -277,7 +261,7 @@ def check_chains(lm: ChainLM) -> None:
         ids = [(step * place + first) % (lm.vocab - 1) for place in range(length + _BEHIND)]
         ids = [token + (token == pad) for token in ids]
         try:
-            later = sees_later(lm.model, ids, lm.device)
+            later = sees_later(lm.model, ids)
             expected = _plain(lm, ids)[length:]
             yardstick = float((_plain(lm, ids[length:]) - expected).abs().max())
             several, one = _errors(lm, ids, length, expected)
@@ -303,8 +287,7 @@ def _plain(lm: ChainLM, tokens: list[int]) -> Tensor:
     """Logits `[tokens, vocab]` of a forward without a cache."""
     row = torch.arange(len(tokens), device=lm.device)[None]
     positions = {"position_ids": row} if takes(unwrapped(lm.model), "position_ids") else {}
-    ids = torch.tensor([tokens], device=lm.device)
-    return lm.model(input_ids=ids, use_cache=False, **positions).logits[0].double()
+    return plain_logits(lm.model, tokens, **positions)
 
 
 def _errors(lm: ChainLM, ids: list[int], length: int, expected: Tensor) -> tuple[float, float]:

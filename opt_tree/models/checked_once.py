@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-import torch
+from torch import Tensor
 
 from opt_tree.backends.mapped import mapped
-from opt_tree.backends.package_cache import facts_of, remember, remembered
+from opt_tree.backends.package_cache import bytes_of, facts_of, remember, remembered, weights_digest
 
 if TYPE_CHECKING:
     from opt_tree.models.causal_lm import CausalLM
@@ -42,17 +42,13 @@ def check_once(lm: "CausalLM", check: Callable[["CausalLM"], None]) -> None:
 
 def _facts(lm: "CausalLM") -> dict[str, Any]:
     """All that the verdict depends on."""
-    digest = hashlib.sha256()
-    for name, weight in (*lm.model.named_parameters(), *lm.model.named_buffers()):
-        weight = weight.detach()
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)} ".encode())
-        if (found := mapped(weight)) is not None:
-            digest.update(f"{found.file}".encode())
-        else:
-            bytes_of = weight.contiguous().reshape(-1).view(torch.uint8).numpy()
-            digest.update(f"{crc32(bytes_of)}".encode())
+
+    def told(weight: Tensor) -> bytes:
+        found = mapped(weight.detach())
+        return f"{crc32(bytes_of(weight)) if found is None else found.file}".encode()
+
     ours = [path for folder in ("", "backends", "models") for path in sorted((_PACKAGE / folder).glob("*.[cp][py]*"))]
-    return facts_of(lm.model, digest.hexdigest()) | {
+    return facts_of(lm.model, weights_digest(lm.model, told)) | {
         "what": "canonical",
         "ours": hashlib.sha256(b"".join(path.read_bytes() for path in ours)).hexdigest(),
         "engine": [lm.backend.name, bool(lm.eager.packed), f"{lm.buckets}"],

@@ -395,12 +395,11 @@ def load_named(head: nn.Module, tensors: Mapping[str, Tensor], complaint: str) -
         for name in own
         if name in tensors and tensors[name].shape != own[name].shape
     ]
-    problems += [f"{name} is packed ({tensors[name].dtype})" for name in own if _packed(own[name], tensors.get(name))]
+    problems += [  # whole numbers, where a head has others: quantised weights would be copied as they are
+        f"{name} is packed ({tensors[name].dtype})"
+        for name in own
+        if name in tensors and own[name].is_floating_point() and not tensors[name].is_floating_point()
+    ]
     if problems:
         raise ValueError(f"{complaint}: {'; '.join(problems)}")
     head.load_state_dict({name: tensors[name] for name in own})
-
-
-def _packed(own: Tensor, given: Tensor | None) -> bool:
-    """Whether whole numbers stand where a head has others: quantised weights would be copied as they are."""
-    return given is not None and own.is_floating_point() and not given.is_floating_point()

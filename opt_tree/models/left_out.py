@@ -3,6 +3,9 @@
 import warnings
 from typing import Any
 
+import torch
+
+from opt_tree.models.capabilities import end_tokens, size_of
 from opt_tree.sampling import Temperature
 from opt_tree.target import Target
 
@@ -36,8 +39,21 @@ class TellsLeftOut(Target):
     """A target of a transformers model (`model`), which says what only `generate` of transformers would apply."""
 
     model: Any
+    dtype: torch.dtype
+    tokenizer_ends: frozenset[int] = frozenset()
+    """End tokens that the tokenizer of its `Pair` names."""
     told: bool = False
     """Whether the warning was given."""
+
+    @property
+    def ends(self) -> frozenset[int]:  # type: ignore[override]
+        """The end tokens that the model's generation config names now, and those of the pair's tokenizer."""
+        return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
+
+    @property
+    def size(self) -> str:
+        """Parameters and dtype, for a reader."""
+        return size_of(self.model, self.dtype)
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from opt_tree.backends.hidden_states import check_states, watched_module
 from opt_tree.models.quantised_layers import home_of
+from opt_tree.models.text_states import logits_and_states
 
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """What configs call a cap c: logits become c tanh(logits / c)."""
@@ -55,17 +55,10 @@ def scaling_of(model: Any) -> Scaling:
 
 def _both(model: Any) -> tuple[Tensor, Tensor]:
     """Return, of some rows, the output layer's numbers and the model's logits."""
-    output, caught = model.get_output_embeddings(), list[Any]()
-    vocab = model.get_input_embeddings().weight.shape[0]
+    output, vocab = model.get_output_embeddings(), model.get_input_embeddings().weight.shape[0]
     tokens = torch.tensor([[(7 * row + 3) % vocab for row in range(_ROWS)]], device=model.device)
-    hook = watched_module(model, -1).register_forward_hook(lambda _module, _inputs, found: caught.append(found))
-    try:
-        logits = model(input_ids=tokens, use_cache=False).logits
-    finally:
-        hook.remove()
-    states = caught[-1] if isinstance(caught[-1], Tensor) else caught[-1][0]
-    check_states(model, -1, states)
-    numbers = output(states.to(*home_of(output)))
+    logits, states = logits_and_states(model, tokens, (-1,))
+    numbers = output(states[-1].to(*home_of(output)))
     return numbers.double().flatten(), logits.to(numbers.device).double().flatten()
 
 

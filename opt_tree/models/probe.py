@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from opt_tree.backends.recurrent import all_limited
 from opt_tree.errors import UnsupportedModelError, one_line
-from opt_tree.models.capabilities import cause
+from opt_tree.models.capabilities import cause, plain_logits
 from opt_tree.models.quantised_layers import weights_of
 from opt_tree.target import Work
 from opt_tree.tree import Tree
@@ -27,12 +26,10 @@ def check_tree_mask(lm: Any) -> None:
     ids = [(7 * i + 3) % lm.vocab for i in range(length + 6)]
     context, (r, a, b, c, d, e) = ids[:length], ids[length:]
 
-    def plain(tokens: list[int]) -> Tensor:
-        return lm.model(input_ids=torch.tensor([tokens], device=lm.device), use_cache=False).logits[0].double()
-
     try:
         with all_limited(lm.cache):
-            left, right = plain([*context, r, a, c])[-3:], plain([*context, r, b, d, e])[-4:]
+            left, right = (plain_logits(lm.model, [*context, r, *more]) for more in ((a, c), (b, d, e)))
+            left, right = left[-3:], right[-4:]
             lm.append(context)
             tree = Tree.of([r, a, b, c, d], [-1, 0, 0, 1, 2])
             mixed = lm.extend(tree.tokens, lm.length + tree.depths, np.tri(5, dtype=bool)).logits.double().clone()
@@ -44,14 +41,14 @@ def check_tree_mask(lm: Any) -> None:
             after = lm.extend(np.array([e]), np.array([lm.length]), np.ones((1, 1), dtype=bool)).logits.double()
             error = max(error, (after[0] - right[3]).abs().max())
     except Exception as why:
-        told = cause(lm.model, ids, lm.device) or one_line(why)
+        told = cause(lm.model, ids) or one_line(why)
         raise UnsupportedModelError(f"{name} cannot score a tree: {told}") from why
     finally:
         lm.reset()
         lm.work = Work()
     share = 0.02 if lm.dtype in (torch.float32, torch.float64) and weights_of(lm.model) is None else 0.3
     if not error <= share * yardstick:
-        if known := cause(lm.model, ids, lm.device):
+        if known := cause(lm.model, ids):
             raise UnsupportedModelError(f"{name} cannot score a tree: {known}")
         raise UnsupportedModelError(
             f"{name} does not honour a tree mask with {lm.model.config.get_text_config()._attn_implementation!r} "

@@ -7,7 +7,7 @@ are told the integers of each forward and, at the end, what came out. Knows noth
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed
@@ -46,23 +46,14 @@ class Ranks:
         if self.leading is None:
             raise ValueError(f"{name} is spread over processes, which decide together in generate() alone")
 
-    def send(self, message: Any) -> None:
-        """Rank 0: tell all others."""
-        self._broadcast([message])
-
-    def receive(self) -> Any:
-        """The others: be told."""
-        received = [None]
-        self._broadcast(received)
-        return received[0]
-
-    def _broadcast(self, objects: list) -> None:
+    def share(self, message: Any = None) -> Any:
+        """Return what rank 0 calls this with, at every rank."""
+        told = [message]
         try:
-            torch.distributed.broadcast_object_list(
-                objects, torch.distributed.get_global_rank(self.group, 0), self.group
-            )
+            torch.distributed.broadcast_object_list(told, torch.distributed.get_global_rank(self.group, 0), self.group)
         except RuntimeError as error:
             raise LostRankError(f"another rank of the model has ended ({str(error).splitlines()[0]})") from error
+        return told[0]
 
 
 class LedCache(KVCache):
@@ -72,11 +63,6 @@ class LedCache(KVCache):
         super().__init__(shapes)
         self.calls: list[tuple[str, tuple]] = []
         """Those since the last forward: a method's name and its arguments."""
-
-    def take_calls(self) -> list[tuple[str, tuple]]:
-        """Return the calls since the last forward, and forget them."""
-        calls, self.calls = self.calls, []
-        return calls
 
     def reset(self) -> None:
         super().reset()
@@ -142,7 +128,8 @@ def tell(lm: Any, forward: Forward) -> None:
     """At rank 0, in `together`: have the others run the same rows. What is committed they are told with the next."""
     if lm.ranks.leads and lm.ranks.leading is not None:
         rows = forward.tokens, forward.positions, forward.visible, forward.features, False, forward.last_only
-        lm.ranks.send(("run", (lm.ranks.leading, lm.cache.take_calls(), rows)))
+        lm.ranks.share(("run", (lm.ranks.leading, lm.cache.calls, rows)))
+        lm.cache.calls = []
 
 
 def together(models: Sequence[Any], action: Callable[[], T]) -> T:
@@ -153,34 +140,28 @@ def together(models: Sequence[Any], action: Callable[[], T]) -> T:
     spread = [lm for lm in models if getattr(lm, "ranks", None) is not None]
     if not spread or spread[0].ranks.leading is not None:  # inside another call of this, the others follow already
         return action()
-    if not spread[0].ranks.leads:
+    ranks = spread[0].ranks
+    if not ranks.leads:
         return _follow(spread)
     try:
-        with _leading(spread):
-            result = action()
-        spread[0].ranks.send(("done", result))
+        for number, lm in enumerate(spread):
+            lm.ranks.leading = number
+        result = action()
+        ranks.share(("done", result))
     except BaseException as error:
         with contextlib.suppress(Exception):  # the others may be what was lost
-            spread[0].ranks.send(("failed", _portable(error)))
+            ranks.share(("failed", _portable(error)))
         raise
-    return result
-
-
-@contextlib.contextmanager
-def _leading(spread: Sequence[Any]) -> Iterator[None]:
-    for number, lm in enumerate(spread):
-        lm.ranks.leading = number
-    try:
-        yield
     finally:
         for lm in spread:
             lm.ranks.leading = None
+    return result
 
 
 def _follow(spread: Sequence[Any]) -> Any:
     """Run the forwards that rank 0 runs until its action is done; return what came of it, or raise its error."""
     while True:
-        kind, content = spread[0].ranks.receive()
+        kind, content = spread[0].ranks.share()
         if kind == "done":
             return content
         if kind == "failed":

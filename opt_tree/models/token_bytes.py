@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from opt_tree.models.checkpoints import CheckpointError
 
-_PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))
-"""The bytes that byte-level spelling writes as the character of the same number; the others follow from 256 on."""
-_BYTES = {chr(byte): byte for byte in _PLAIN}
-_BYTES |= {chr(256 + n): byte for n, byte in enumerate(sorted({*range(256)} - {*_PLAIN}))}
+_BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
+"""The bytes that byte-level spelling has a character for: all."""
 _NUMBERS = {ord(letter): byte for letter, byte in _BYTES.items()}
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 

@@ -450,7 +450,8 @@ def _write(folder: str, turn: int) -> None:
     for index in range(20):
         made = Path(f"{folder}.{turn}.{index}")
         made.write_text(f"{turn} {index} " * 1000)
-        package.write(made, {"by": turn})
+        with packages.locked(package.folder):
+            package.write(made, {"by": turn})
 
 
 def test_two_processes_write_one_package(tmp_path):
@@ -467,7 +468,7 @@ def test_two_processes_write_one_package(tmp_path):
     seen.append(Package(folder).about())
     assert seen[-1] is not None
     assert Package(folder).file.read_text().startswith(f"{seen[-1]['by']} ")
-    assert {path.name for path in tmp_path.iterdir()} == {"package"}, "nothing half-made is left"
+    assert {path.name for path in tmp_path.iterdir()} == {"package", "package.lock"}, "nothing half-made is left"
 
 
 @pytest.mark.slow

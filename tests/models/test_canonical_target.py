@@ -115,7 +115,7 @@ def test_one_row_goes_as_two_where_the_library_has_another_kernel_for_it(monkeyp
     monkeypatch.setattr(packed._Linear, "_compute", special)
     make_canonical(lm)
     layers = lm.eager.packed._layers()
-    assert 1 < sum(layer._doubles() for layer in layers) == lm.model.config.num_hidden_layers < len(layers)
+    assert 1 < sum(layer.rule[0] for layer in layers) == lm.model.config.num_hidden_layers < len(layers)
     lm.pack(False)
     assert lm.canonical and not lm.eager.packed and nn.functional.linear is linear
     lm.pack()
@@ -150,7 +150,7 @@ def test_many_rows_go_in_blocks_where_the_library_sums_them_otherwise(
     monkeypatch.setattr(packed, "many_rows_differ", lambda threads: True)
     make_canonical(lm)
     assert lm.canonical and lm.eager.packed.in_blocks
-    assert {layer.most for layer in lm.eager.packed._layers() if layer.weight.numel() >= packed._TRIED} == {4}
+    assert {layer.rule[1] for layer in lm.eager.packed._layers() if layer.weight.numel() >= packed._TRIED} == {4}
     text = prompt(60)
     whole = lm.append(text, all_logits=True).logits.clone()
     for chunk in (1, 3, 4, 5, 9, 33):

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, prune
 
 from opt_tree import generate_batch
 from opt_tree.backends import prepacked as packed
+from opt_tree.backends.hidden_states import hidden_states
 from opt_tree.backends.snapshot import Snapshot, _strided, fits, sample
 from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
@@ -255,6 +256,15 @@ def test_nothing_has_changed_where_nothing_has(lm):
     with torch.no_grad():
         lm.model.lm_head.weight[3] = float("nan")
     assert Snapshot(lm.model).change() is None, "what is no number is equal to itself"
+
+
+def test_hooks_of_a_forward_that_reads_hidden_states_are_no_change(lm):
+    """Another thread may begin a text while one is in a forward whose layers are watched."""
+    snapshot = Snapshot(lm.model)
+    with hidden_states(lm.model, (0, -1)):
+        assert snapshot.change() is None
+        lm.model(torch.tensor([prompt(3)]))
+    assert snapshot.change() is None
 
 
 def test_a_copy_knows_what_had_changed(lm):

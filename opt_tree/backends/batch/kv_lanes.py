@@ -1,7 +1,7 @@
 """Key/value rows of several sequences side by side: one storage, a lane for each sequence.
 
-Owns the rows of all lanes of one model and how they move: a forward of several lanes writes its rows by index, and what
-their commits keep is moved for all of them at once, before the next forward. Knows nothing of who runs when.
+Owns the rows of all lanes of one model: a forward of several lanes writes its rows by index. Knows nothing of who runs
+when.
 """
 
 from typing import Any
@@ -20,9 +20,9 @@ Places = dict[tuple[int, torch.device], Int[Tensor, " all"]]
 class Storage(Cache):
     """KV rows of all layers and lanes of one model: one tensor `[members, lanes, heads, slots, dim]` a distinct shape.
 
-    A slot of a head of a lane is a row of `[lanes * heads * slots]`: a forward's rows are written, and what all commits
-    keep is moved, by one kernel a tensor, whatever the lanes. The last slot of a lane is scratch: padding is written
-    there, and nobody reads it. Storage grows by doubling, from zeros: a hidden key that was NaN would not be silent.
+    A slot of a head of a lane is a row of `[lanes * heads * slots]`: a forward's rows are written by one kernel a
+    tensor, whatever the lanes. The last slot of a lane is scratch: padding is written there, and nobody reads it.
+    Storage grows by doubling, from zeros: a hidden key that was NaN would not be silent.
     """
 
     def __init__(self, shapes: list[LayerShape], lanes: int) -> None:
@@ -31,13 +31,9 @@ class Storage(Cache):
         self.slots = 0
         """Of a lane, the scratch slot included."""
         self._shapes = shapes
-        self._groups: list[Tensor] = []
+        self.groups: list[Tensor] = []
         self._views: list[tuple[tuple[Tensor, Tensor], ...]] = []
         """Keys and values of each layer, each by row, `[lanes * heads * slots, dim]`, and by lane, head and slot."""
-        self._moves: dict[int, tuple[list[int], list[int]]] = {}
-        """From and to which slots of a lane, by lane: what was committed since the last forward."""
-        self._viewed: tuple[tuple[range, int], list[Tensor]] = ((range(0), 0), [])
-        """The last answer of `views`, and what it depends on."""
         self._open: tuple[Places, int, slice | Tensor] = ({}, 0, slice(0))
 
     @inference
@@ -45,8 +41,7 @@ class Storage(Cache):
         """Make room for `slots` slots in each lane. Out of memory the storage stays as it was."""
         if slots < self.slots:
             return
-        self.flush()
-        old, used = self._groups, max(self.slots - 1, 0)
+        old, used = self.groups, max(self.slots - 1, 0)
         size = max(slots + 1, 2 * self.slots, 128)
         members: dict[tuple, list[tuple[int, int]]] = {}
         for layer, s in enumerate(self._shapes):
@@ -61,7 +56,7 @@ class Storage(Cache):
             groups.append(group)
             for view, (layer, kind) in zip(group, places, strict=True):
                 views[layer][kind] = view
-        self.slots, self._groups = size, groups
+        self.slots, self.groups = size, groups
         self._views = [tuple((view.flatten(0, 2), view) for view in layer) for layer in views]
         for lane in self.lanes:
             lane.capacity = self.slots - 1
@@ -70,28 +65,20 @@ class Storage(Cache):
         """Prepare a forward with a batch row for each of `lanes` (in increasing order): it writes its rows at `slots`
         of each lane (the last one: padding) and reads the first `keys` of each.
         """
-        self.flush()
         among: slice | Tensor = slice(lanes[0], lanes[-1] + 1)
         if len(lanes) <= lanes[-1] - lanes[0]:  # some in between stay out: theirs are copied together
             among = torch.tensor(lanes)
-        rows = torch.tensor(lanes, device=slots.device)[:, None]
+        first = torch.tensor(lanes, device=slots.device)[:, None, None]
         kinds = {(shape.heads, shape.device) for shape in self._shapes}
-        self._open = {kind: self._rows(rows, slots, *kind) for kind in kinds}, keys, among
-
-    def _rows(
-        self, lanes: Int[Tensor, "batch _"], slots: Int[Tensor, "batch rows"], heads: int, device: torch.device
-    ) -> Int[Tensor, " all"]:
-        """Where slots of lanes are among all rows, head by head."""
-        starts = (lanes[:, None] * heads + torch.arange(heads, device=lanes.device)[:, None]) * self.slots
-        return (starts + slots[:, None]).flatten().to(device, non_blocking=True)
+        places: Places = {}
+        for heads, device in kinds:
+            starts = (first * heads + torch.arange(heads, device=slots.device)[:, None]) * self.slots
+            places[heads, device] = (starts + slots[:, None]).flatten().to(device, non_blocking=True)
+        self._open = places, keys, among
 
     def views(self, lanes: range) -> list[Float[Tensor, "lanes heads slots dim"]]:
-        """The rows of some lanes: keys and values of each layer in turn. What was committed has been moved."""
-        self.flush()
-        if (lanes, self.slots) != self._viewed[0]:
-            found = [view[lanes.start : lanes.stop] for layer in self._views for _, view in layer]
-            self._viewed = (lanes, self.slots), found
-        return self._viewed[1]
+        """The rows of some lanes: keys and values of each layer in turn."""
+        return [view[lanes.start : lanes.stop] for layer in self._views for _, view in layer]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -104,28 +91,6 @@ class Storage(Cache):
             seen = view[:, :, :keys]
             found.append(seen[among] if isinstance(among, slice) else seen.index_select(0, among.to(view.device)))
         return found[0], found[1]
-
-    def keep(self, lane: int, rows: list[int], to: int) -> None:
-        """Have these slots of a lane moved to those from `to` on, before anything is written or read again."""
-        if lane in self._moves:
-            self.flush()
-        self._moves[lane] = rows, list(range(to, to + len(rows)))
-
-    @inference
-    def flush(self) -> None:
-        """Move what was committed: one gather and one scatter a tensor, for all lanes."""
-        if not self._moves:
-            return
-        moves = [
-            (lane, row, slot) for lane, (rows, to) in self._moves.items() for row, slot in zip(rows, to, strict=True)
-        ]
-        self._moves = {}
-        lanes, *ends = torch.tensor(moves).T[..., None]
-        for group in self._groups:
-            source, destination = (self._rows(lanes, slots, group.shape[2], group.device) for slots in ends)
-            rows = group.flatten(1, 3)
-            # The gather copies first, so overlapping rows do no harm.
-            rows.index_copy_(1, destination, rows.index_select(1, source))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Nothing: positions are always passed explicitly."""
@@ -157,5 +122,8 @@ class Lane(KVCache):
         """Make room for `rows` slots, in every lane."""
         self.storage.reserve(rows)
 
+    @inference
     def _move(self, kept: list[int], to: int) -> None:
-        self.storage.keep(self.number, [self.length + row for row in kept], to)
+        for slot, row in enumerate(kept, to):
+            for group in self.storage.groups:
+                group[:, self.number, :, slot] = group[:, self.number, :, self.length + row]

@@ -6,7 +6,6 @@ Owns padding, and which forwards are cheaper apart. Knows no model and no lane.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import torch
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -37,14 +36,11 @@ def side_by_side(asked: Sequence[Inputs | None], rows: int, keys: int, scratch: 
     Padding is written to the slot `scratch`; a lane without a forward is padding as a whole.
     """
     first = next(one for one in asked if one is not None)
-    if all(one is not None and one.numbers.shape[2] == rows for one in asked):
-        numbers = torch.cat([one.numbers for one in asked], 1)  # type: ignore[union-attr]
-    else:
-        numbers = first.numbers.new_zeros((3, len(asked), rows))
-        numbers[2] = scratch
-        for lane, one in enumerate(asked):
-            if one is not None:
-                numbers[:, lane, rows - one.numbers.shape[2] :] = one.numbers[:, 0]
+    numbers = first.numbers.new_zeros((3, len(asked), rows))
+    numbers[2] = scratch
+    for lane, one in enumerate(asked):
+        if one is not None:
+            numbers[:, lane, rows - one.numbers.shape[2] :] = one.numbers[:, 0]
     if isinstance(first.mask, dict):
         masks = {kind: [one and one.mask[kind] for one in asked] for kind in first.mask}  # type: ignore[index]
         mask: Any = {kind: _mask(own, rows, keys) for kind, own in masks.items()}  # type: ignore[arg-type]
