@@ -60,6 +60,8 @@ class Eagle2(TreePolicy):
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         """Expand the `top_k` best of the newest layer, the beam."""
+        if pool.depth > self.depth:
+            return None
         newest = pool.newest
         return np.sort(newest[np.argsort(-pool.path_log_probs[newest], kind="stable")[: self.top_k]])
 

@@ -89,7 +89,7 @@ class Sampled(TreePolicy):
         return IID(self.widths) if self.replacement else WithoutReplacement(self.widths)
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        return pool.newest
+        return pool.newest if pool.depth < self.max_depth else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return np.arange(len(pool.tokens))

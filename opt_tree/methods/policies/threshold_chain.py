@@ -36,7 +36,8 @@ class Chain(TreePolicy, ABC):
         """Whether a token is drafted below the newest one."""
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        return pool.newest if pool.size > pool.layer and self.goes_on(pool) else None
+        rows = pool.newest
+        return rows if len(rows) and pool.depth < self.nodes and self.goes_on(pool) else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return np.arange(len(pool.tokens))
