@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import UInt
 
 from opt_tree.methods.drafters.registry import DrafterOptions, register
-from opt_tree.methods.drafters.tables.file_format import Table, expect, fingerprint, load_table, whole_number
+from opt_tree.methods.drafters.tables.file_format import Table, fingerprint, load_table, whole_number
 from opt_tree.methods.drafters.tables.lookup import Tail
 from opt_tree.methods.drafters.tables.ngram import Interpolated, RunFollowers
 from opt_tree.models.chain_lm import AnyLM
@@ -74,7 +74,11 @@ class Store:
         self.vocab = whole_number(name, header, "vocab", 1, 2**32)
         _check_beta(name, header.get("beta"), self.order)
         self.header, self.nbytes = header, table.nbytes
-        expect(name, arrays, **dict.fromkeys(_ARRAYS, ("u", 1)))
+        for one in _ARRAYS:
+            array = arrays.get(one)
+            if array is None or array.dtype.kind != "u" or array.ndim != 1:
+                found = "missing" if array is None else f"of {array.dtype} and shape {array.shape}"
+                raise CheckpointError(f"{name} is corrupt: its array {one} is {found}")
         keys, sizes, totals, tokens, counts = (np.ascontiguousarray(arrays[name]) for name in _ARRAYS)
         first = np.append(np.uint64(0), np.cumsum(sizes, dtype=np.uint64))
         if not len(keys) == len(sizes) == len(totals) or not first[-1] == len(tokens) == len(counts):
