@@ -73,32 +73,42 @@ class DrawnPool(CandidatePool):
     """The candidates of a step whose children are drawn, from the drafter's distribution as `sampling` warps it.
 
     They are ranked by their reach: what was known before the token was drawn. Otherwise its own probability would
-    decide whether it is kept (see `DrawnChildren.reach`).
+    decide whether it is kept (see `DrawnChildren.reach`). Independent draws repeat each other. Candidates of one text
+    are one node to the drafter: their children are drawn from one and the same distribution, which stands here once.
     """
 
     def __init__(self, root: int, children: Any, sampling: Temperature, random: Random) -> None:
         super().__init__(root, children)
         self._sampling, self._random = sampling, random
         self._reach: Float[np.ndarray, " pool"] = np.zeros(1)
-        self._equal = EqualSiblings()
+        self._first = np.array([0])
+        """Of each candidate, the first one of the same text."""
+        self._asked = np.array([0])
+        """Of each row of the frontier, the row of the drafter's answer that is meant for it."""
+        self._answers: list[Tensor] = []
 
     @property
     def reach(self) -> Float[np.ndarray, " pool"]:
         return self._reach
 
     def add(self, answer: LogProbs) -> None:
-        log_probs = self._equal.spread(proposal(over_vocabulary(answer), self._sampling))
+        log_probs = proposal(over_vocabulary(answer), self._sampling)
+        self._answers.append(log_probs)
+        log_probs = log_probs[send(self._asked, log_probs.device)]
         picked = self.children.pick(DrawnLayer(log_probs, self._above, self.depth, self.floor), self._random)
         self._store(Picked(*picked[:3]))
-        self._equal.add(self.parents[self.layer :], self.tokens[self.layer :])
-        bounded = np.minimum(picked.reach, self._reach[self.parents[self.layer :]])
-        self._reach = np.concatenate([self._reach, bounded])
+        parents, tokens = self.parents[self.layer :], self.tokens[self.layer :]
+        texts = np.stack([self._first[parents], tokens])
+        _, first, text = np.unique(texts, axis=1, return_index=True, return_inverse=True)
+        self._first = np.concatenate([self._first, self.layer + first[text]])
+        self._reach = np.concatenate([self._reach, np.minimum(picked.reach, self._reach[parents])])
 
     def frontier(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
-        """See `CandidatePool.frontier`. Candidates of the same text are one row there (see `EqualSiblings`)."""
-        found = self._expand(self._equal.merge(rows))
+        """See `CandidatePool.frontier`. Candidates of the same text are one row there."""
+        once, self._asked = np.unique(self._first[rows], return_inverse=True)
+        found = self._expand(once)
         self._frontier, self._above = rows, self.path_log_probs.take(rows)
-        self.draft_rows[rows] = self.draft_rows[self._equal.first[rows]]
+        self.draft_rows[rows] = self.draft_rows[self._first[rows]]
         return found
 
     def tree(self, rows: Int[np.ndarray, " rows"]) -> Tree:
@@ -111,7 +121,7 @@ class DrawnPool(CandidatePool):
         rows = np.sort(rows)
         if (skipped := _ranks(self.parents)[rows] != _ranks(tree.parents)).any():
             raise ValueError(f"sampled candidate {rows[skipped][0]} was selected without a sibling drawn before it")
-        return replace(tree, draft_log_probs=self._equal.drawn_from())
+        return replace(tree, draft_log_probs=torch.cat(self._answers))
 
 
 def _ranks(parents: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
@@ -120,43 +130,6 @@ def _ranks(parents: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
     ranks = np.empty_like(order)
     ranks[order] = np.arange(len(order)) - np.searchsorted(parents[order], parents[order])
     return ranks
-
-
-_FIRST = np.array([0])
-
-
-class EqualSiblings:
-    """Which sampled candidates carry the same text, and what their children are drawn from.
-
-    Independent draws repeat each other. Candidates of one text are one node to the drafter: their children are drawn
-    from one and the same distribution, which stands here once.
-    """
-
-    def __init__(self) -> None:
-        self.first = _FIRST
-        """Of each candidate, the first one of the same text."""
-        self._answer_row = _FIRST  # of each frontier row, the row of the drafter's answer that is meant for it
-        self._answers: list[Tensor] = []
-
-    def spread(self, log_probs: Float[Tensor, "expanded vocab"]) -> Float[Tensor, "frontier vocab"]:
-        """Keep a layer's answer and return it with a row for every row of the frontier."""
-        self._answers.append(log_probs)
-        return log_probs[send(self._answer_row, log_probs.device)]
-
-    def add(self, parents: Int[np.ndarray, " layer"], tokens: Int[np.ndarray, " layer"]) -> None:
-        """Note a layer of new candidates."""
-        texts = np.stack([self.first[parents], tokens])
-        _, first, text = np.unique(texts, axis=1, return_index=True, return_inverse=True)
-        self.first = np.concatenate([self.first, len(self.first) + first[text]])
-
-    def merge(self, frontier: Int[np.ndarray, " frontier"]) -> Int[np.ndarray, " expanded"]:
-        """Return the frontier with every text once; the next answer is to these rows."""
-        rows, self._answer_row = np.unique(self.first[frontier], return_inverse=True)
-        return rows
-
-    def drawn_from(self) -> Float[Tensor, "expanded vocab"] | None:
-        """The drafter's log-probabilities behind every node expanded so far, the root's first."""
-        return torch.cat(self._answers) if self._answers else None
 
 
 class KnownLayer(NamedTuple):

@@ -55,15 +55,11 @@ class CalibratedLength(TreePolicy):
         self.chain = ScoredChain(longest)
         self.policies = (self.chain,)
         self._numbers = np.random.default_rng(seed)
-        self._errors = self._begun()
-
-    @staticmethod
-    def _begun() -> Float[np.ndarray, " 3"]:
-        """How many errors were seen, their sum, and that of their squares."""
-        return np.array([1.0, 0.0, 0.25])
+        self.begin([], None)
 
     def begin(self, prompt: list[int], prefill: Output | None) -> None:
-        self._errors = self._begun()
+        self._errors: Float[np.ndarray, " 3"] = np.array([1.0, 0.0, 0.25])
+        """How many errors were seen, their sum, and that of their squares."""
 
     def posterior(self) -> tuple[float, float]:
         """Return mean and standard deviation of the drafter's mean error."""

@@ -1,6 +1,6 @@
-"""Drafters that are made of others, and drafters that need several forwards for an answer."""
+"""Drafters that are made of others."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from opt_tree.children import LogProbs
@@ -8,35 +8,7 @@ from opt_tree.drafter import Asked, Drafter
 from opt_tree.generation import Outcome
 from opt_tree.pool import Frontier
 from opt_tree.sampling import Temperature
-from opt_tree.target import Forward, Output, Work
-
-
-class SeveralForwards(Drafter):
-    """A drafter that needs several forwards for an answer: it writes them as a generator (`ask`).
-
-    `root` and `expand` return `self.ask(...)` of a generator that yields forwards, is sent what came of each, and
-    returns the answer.
-    """
-
-    _asking: Generator[Forward, Output, LogProbs] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_asking": None}  # a copy begins anew: a generator cannot be copied
-
-    def ask(self, asking: Generator[Forward, Output, LogProbs]) -> Asked:
-        """Begin to ask."""
-        self._asking = asking
-        return self._go_on(None)
-
-    def read(self, output: Output) -> Asked:
-        return self._go_on(output)
-
-    def _go_on(self, output: Any) -> Asked:
-        assert self._asking is not None, "a forward was asked for"
-        try:
-            return self._asking.send(output)
-        except StopIteration as end:
-            return end.value
+from opt_tree.target import Output, Work
 
 
 class DrafterAround(Drafter):

@@ -6,7 +6,7 @@ Owns the arithmetic only. `opt_tree.tools.step_costs` measures the numbers; poli
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Self
 
@@ -95,14 +95,6 @@ class Costs:
         """The same behind `context` tokens."""
         return replace(self, context=context)
 
-    @cached_property
-    def _scoring(self) -> Float[np.ndarray, " rows"]:
-        return _table(self.scoring)
-
-    @cached_property
-    def _drafting(self) -> Float[np.ndarray, " rows"]:
-        return _table(self.drafting)
-
     @property
     def plain(self) -> float:
         """A step without a tree: one token."""
@@ -114,15 +106,16 @@ class Costs:
 
         A step of the curve belongs to the number of rows, and not to the node that happens to be the first behind it.
         """
-        return float(self._scoring[17] - self._scoring[2]) / 15 * (1 + self.growth * self.context)
+        table = _table(self.scoring)
+        return float(table[17] - table[2]) / 15 * (1 + self.growth * self.context)
 
     def score(self, rows: int) -> float:
         """Seconds of everything behind the draft, of a tree of `rows` rows, the root included."""
-        return float(self._scoring[min(rows, LARGEST)]) * (1 + self.growth * self.context)
+        return float(_table(self.scoring)[min(rows, LARGEST)]) * (1 + self.growth * self.context)
 
     def scores(self, most: int) -> Float[np.ndarray, " sizes"]:
         """The same of trees of 1 to `most` rows."""
-        return self._scoring[1 : most + 1] * (1 + self.growth * self.context)
+        return _table(self.scoring)[1 : most + 1] * (1 + self.growth * self.context)
 
     def further(self, most: int) -> Float[np.ndarray, " sizes"]:
         """Seconds of each row that is added to trees of 1 to `most` rows, where they add what costs least a row."""
@@ -130,16 +123,15 @@ class Costs:
 
     def layers(self, most: int) -> Float[np.ndarray, " sizes"]:
         """Seconds of one more layer with 1 to `most` rows in its forward."""
-        return self._drafting[1 : most + 1] * (1 + self.draft_growth * self.context)
+        return _table(self.drafting)[1 : most + 1] * (1 + self.draft_growth * self.context)
 
     def draft(self, layers: int, rows: int) -> float:
         """Seconds of drafting so many layers, with `rows` in all forwards behind the first, as many in each."""
         if layers == 0:
             return 0.0
         each = rows / max(layers - 1, 1)
-        below = min(int(each), LARGEST - 1)
-        low, high = float(self._drafting[max(below, 1)]), float(self._drafting[below + 1])
-        further = (layers - 1) * (low + (each - below) * (high - low))
+        below, table = min(int(each), LARGEST - 1), _table(self.drafting)
+        further = (layers - 1) * float(table[below] + (each - below) * (table[below + 1] - table[below]))
         return (self.first + further) * (1 + self.draft_growth * self.context)
 
     def of(self, step: Step) -> float:

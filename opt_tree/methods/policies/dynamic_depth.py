@@ -51,11 +51,8 @@ class DynamicDepth(Eagle2):
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         beam = super().expand(pool)
-        if beam is None or (
-            pool.depth in self.checks and np.logaddexp.reduce(pool.path_log_probs[beam]) < self.threshold
-        ):
-            return None
-        return beam
+        asked = beam is not None and pool.depth in self.checks
+        return None if asked and np.logaddexp.reduce(pool.path_log_probs[beam]) < self.threshold else beam
 
 
 @register("dynamic_depth", about="`eagle2`, no deeper once its beam has become unlikely (DDD)", paper="2409.00142")

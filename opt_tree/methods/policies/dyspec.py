@@ -53,10 +53,7 @@ class DySpec(TreePolicy):
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         """Expand the newest nodes whose first slot, worth their own path probability, can be filled."""
-        kept = self.select(pool)
-        frontier = np.sort(kept[kept >= pool.layer])
-        frontier = frontier[pool.path_log_probs[frontier] > max(pool.floor, self._least)]
-        return frontier if len(frontier) else None
+        return pool.newest[pool.path_log_probs[pool.layer :] > max(pool.floor, self._least)]
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         best = pool.best(self.nodes)

@@ -58,15 +58,12 @@ class Eagle2(TreePolicy):
     def max_depth(self) -> int:
         return 1 + self.depth
 
-    def beam(self, pool: CandidatePool) -> Int[np.ndarray, " beam"]:
-        """The `top_k` best of the newest layer, best first."""
-        newest = pool.newest
-        return newest[np.argsort(-pool.path_log_probs[newest], kind="stable")[: self.top_k]]
-
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        if pool.depth > self.depth or not len(pool.newest):
+        """Expand the `top_k` best of the newest layer, the beam."""
+        if pool.depth > self.depth:
             return None
-        return np.sort(self.beam(pool))
+        newest = pool.newest
+        return np.sort(newest[np.argsort(-pool.path_log_probs[newest], kind="stable")[: self.top_k]])
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return pool.best(self.nodes)

@@ -69,8 +69,7 @@ class JetSpecTree(TreePolicy):
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         # Children that are not drafted yet count as none: whatever the heap can come to is among these.
-        rows = pool.newest[self._left(pool)[pool.layer :] > 0]
-        return rows if len(rows) and pool.depth < self.max_depth else None
+        return pool.newest[self._left(pool)[pool.layer :] > 0] if pool.depth < self.max_depth else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         # Siblings are stored one after another, the best first, and groups of them as their parents are.

@@ -1,7 +1,6 @@
 """The tree that is worth its seconds: every node and every layer has to earn what it costs on this machine."""
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
 from numbers import Integral
 
 import numpy as np
@@ -72,29 +71,15 @@ class Priced(TreePolicy):
     def _now(self) -> Costs:
         return self.now or self.costs
 
-    @cached_property
+    @property
     def _price(self) -> float:
         """Of a row of a small tree, in tokens."""
         return self.rate * self._now.row
 
-    @cached_property
-    def _layer_prices(self) -> Float[np.ndarray, " rows"]:
-        """Of a layer of 1, 2, ... rows, in tokens."""
-        return self.rate * self._now.layers(LARGEST)
-
-    @cached_property
-    def _tree_prices(self) -> Float[np.ndarray, " rows"]:
-        """Of scoring a tree of 1, 2, ... rows, in tokens."""
-        return self.rate * self._now.scores(LARGEST)
-
-    @cached_property
-    def _further_prices(self) -> Float[np.ndarray, " rows"]:
-        """Of each row added to a tree of 1, 2, ... rows, in tokens."""
-        return self.rate * self._now.further(LARGEST)
-
     def worth(self, path_log_probs: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
         """The probabilities that nodes of these path log-probabilities have turned out to have."""
-        return np.exp(np.interp(path_log_probs, *_map(self.trust)))
+        trusted = np.interp(path_log_probs, (KNOTS[0] + FAR, *KNOTS), (self.trust[0] + FAR, *self.trust))
+        return np.exp(trusted)
 
     def surplus(self, path_log_probs: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
         """What nodes of these path log-probabilities are worth, less the price of a row of a small tree."""
@@ -115,9 +100,7 @@ class Priced(TreePolicy):
         order = (-surplus).argsort(kind="stable")
         earned = carry * surplus[order].cumsum()
         most = int(earned.argmax()) + 1  # further rows would earn less, whatever the layer costs
-        if not earned[most - 1] > 0:
-            return None
-        gain = earned[:most] - self._layer_prices[:most]
+        gain = earned[:most] - self.rate * self._now.layers(most)
         best = int(gain.argmax())
         if not gain[best] > 0:
             return None
@@ -127,26 +110,21 @@ class Priced(TreePolicy):
 
     def _row_now(self, pool: CandidatePool) -> float:
         """The price of one more row of the tree that would be selected now: the last node's worth, if that is less."""
-        best, worth = self._best(pool)
-        nodes = int((worth.cumsum() - self._tree_prices[: len(best)]).argmax())
-        further = float(self._further_prices[nodes])
+        best, worth, nodes = self._best(pool)
+        further = self.rate * float(self._now.further(len(best))[nodes])
         return min(further, float(worth[nodes])) if 0 < nodes < len(best) - 1 else further
 
-    def _best(self, pool: CandidatePool) -> tuple[Int[np.ndarray, " rows"], Float[np.ndarray, " rows"]]:
-        """The best candidates and what they are worth; the root, which is the first, is there anyway."""
+    def _best(self, pool: CandidatePool) -> tuple[Int[np.ndarray, " rows"], Float[np.ndarray, " rows"], int]:
+        """The best candidates, what they are worth, and how many of them together most beyond the price of scoring.
+
+        The root, which is the first, is there anyway.
+        """
         best = pool.best(self.nodes)
         worth = self.worth(pool.path_log_probs[best])
         worth[0] = 0.0
-        return best, worth
+        return best, worth, int((worth.cumsum() - self.rate * self._now.scores(len(best))).argmax())
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         """Keep as many of the best as together are worth most beyond the price of scoring them; maybe none."""
-        best, worth = self._best(pool)
-        gain = worth.cumsum() - self._tree_prices[: len(best)]
-        return best[: int(gain.argmax()) + 1]
-
-
-@lru_cache(maxsize=64)
-def _map(trust: tuple[float, ...]) -> tuple[Float[np.ndarray, " knots"], Float[np.ndarray, " knots"]]:
-    """From path log-probabilities to those that they have turned out to be, as points of a line."""
-    return np.array((KNOTS[0] + FAR, *KNOTS)), np.array((trust[0] + FAR, *trust))
+        best, _, nodes = self._best(pool)
+        return best[: nodes + 1]

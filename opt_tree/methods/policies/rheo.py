@@ -52,10 +52,7 @@ class Rheo(TreePolicy):
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         if pool.gain(self.nodes) <= self.threshold:
             return None
-        best = pool.best(self.nodes)
-        frontier = np.sort(best[best >= pool.layer])
-        frontier = frontier[pool.path_log_probs[frontier] > pool.floor]
-        return frontier if len(frontier) else None
+        return pool.newest[pool.path_log_probs[pool.layer :] > pool.floor]
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return pool.best(self.nodes)

@@ -142,8 +142,7 @@ class Static(TreePolicy):
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         newest = pool.newest
         places = self._places(pool)[newest]
-        frontier = newest[(places >= 0) & (self._next[places] >= 0).any(-1)]
-        return frontier if len(frontier) else None
+        return newest[(self._next[places] >= 0).any(-1)]
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return (self._places(pool) >= 0).nonzero()[0]

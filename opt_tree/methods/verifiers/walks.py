@@ -93,10 +93,6 @@ def drafted_from(tree: Tree) -> Float[Tensor, "expanded vocab"]:
     return tree.draft_log_probs
 
 
-def _drawn(tree: Tree) -> list[Tensor]:
-    return [] if tree.draft_log_probs is None else [tree.draft_log_probs]
-
-
 def residual(target: Probs, draft: Probs) -> Probs:
     """What the target's distribution has in excess of the drafter's, normalised; the target's own where it has nothing.
 
@@ -144,8 +140,9 @@ def walk_down(tree: Tree, logits: Logits, random: Random, branching: Branching) 
 def walk_up(tree: Tree, logits: Logits, random: Random, attempts: Attempts) -> Verdict:
     """Accept the first attempt whose coin says so. Nearly all rows are looked at: from a device they come together."""
     if not isinstance(logits, LazyLogits) and not on_host(logits):
-        here, *drafted = map(torch.from_numpy, fetch(logits, *_drawn(tree)))
-        tree, logits = replace(tree, draft_log_probs=drafted[0] if drafted else None), here
+        drafted = [] if tree.draft_log_probs is None else [tree.draft_log_probs]
+        logits, *drafted = map(torch.from_numpy, fetch(logits, *drafted))
+        tree = replace(tree, draft_log_probs=drafted[0] if drafted else None)
     for attempt in attempts(tree, logits):
         if random.accept(attempt.probability):
             token = random.choose(attempt.token_probs)

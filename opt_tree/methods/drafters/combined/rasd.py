@@ -187,8 +187,7 @@ class BothTrees(TreePolicy):
         layer = pool.newest
         beam = layer[np.argsort(-own[layer], kind="stable")[: self.width if pool.depth < self.drafter.depth else 0]]
         branches = layer[frequent[layer]] if pool.depth < self.longest else layer[:0]
-        rows = np.union1d(beam[own[beam] > -np.inf], branches)
-        return rows if len(rows) else None
+        return np.union1d(beam[own[beam] > -np.inf], branches)
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         own, frequent = self._both(pool)

@@ -31,8 +31,6 @@ from opt_tree.sampling import Temperature
 from opt_tree.target import Forward, Output, shared
 from opt_tree.tree import send
 
-_ROOM = 64
-"""Nodes that a draft mostly has at most."""
 LAST = -1
 """The layer that the head reads: the target's final hidden state, behind its last norm."""
 
@@ -88,10 +86,8 @@ class EagleDrafter(OfModel):
         """The token that the first pair has the embedding of."""
         self._context: list[int] = []
         """The text under way, which the loop goes on writing."""
-        self._drafted: Tensor = torch.zeros(0, 0)
-        """The head's own features by draft row: 0 the root, k the k-th node expanded; and room for more."""
-        self._rows = 0
-        """How many of them there are; -1: the root is asked about."""
+        self._drafted: Tensor = torch.zeros(0)
+        """The head's own features by draft row: 0 the root, k the k-th node expanded; none: the root is asked about."""
 
     def inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
         """Return what the head reads of the target's features."""
@@ -121,7 +117,6 @@ class EagleDrafter(OfModel):
             self._ready = self.inputs(prefill.features)
         # With a feature for each token but the last, the pairs begin at the second token; without any, at the first.
         self._first = 0 if prefill is None else 1
-        self._drafted = torch.zeros(0, 0)
 
     def keeps(self, prompt: list[int]) -> int:
         """See `Drafter.keeps`. Of the last common token the feature is needed once more, beside another next token."""
@@ -132,7 +127,7 @@ class EagleDrafter(OfModel):
         """Ask for the pairs that the last step completed, with the target's features."""
         warn_beyond(self, len(context))
         tokens, features = self.take_pairs(context)
-        self._rows = -1  # the root's is not there yet
+        self._drafted = self._drafted[:0]
         return self.lm.text(tokens, features)
 
     def take_pairs(self, context: list[int]) -> tuple[list[int], Float[Tensor, "pairs hidden"]]:
@@ -146,19 +141,9 @@ class EagleDrafter(OfModel):
 
     def read(self, output: Output) -> Asked:
         states = output.features[LAST]
-        if self._rows < 0:
-            if self._drafted.dtype != states.dtype or self._drafted.shape[1] != states.shape[1]:
-                self._drafted = states.new_empty((_ROOM, states.shape[1]))
-            self._rows, states = 0, states[-1:]
-        self._keep(states)
+        # Copies: they outlive the next forward.
+        self._drafted = torch.cat([self._drafted, states]) if len(self._drafted) else states[-1:].clone()
         return self.answer(output)
-
-    def _keep(self, states: Float[Tensor, "rows hidden"]) -> None:
-        """Keep these features as those of the next draft rows: they outlive the next forward."""
-        known, self._rows = self._rows, self._rows + states.shape[0]
-        while self._rows > self._drafted.shape[0]:
-            self._drafted = torch.cat([self._drafted, torch.empty_like(self._drafted)])
-        self._drafted[known : self._rows] = states
 
     def accept(self, outcome: Outcome) -> None:
         self.lm.commit([])

@@ -172,8 +172,16 @@ def fit(config: LlamaConfig, tensors: dict[str, Tensor], reading: Reading, layer
             raise ValueError("it reads the target's last state alone (use_aux_hidden_state is False), and no layers")
         tensors.pop("fc.weight", None)
         return
-    config.states = _states_of(tensors, getattr(config, "target_hidden_size", None) or config.hidden_size)  # type: ignore[attr-defined]
-    _check_states(config.states, reading, layers)
+    width = getattr(config, "target_hidden_size", None) or config.hidden_size
+    columns = tensors["fc.weight"].shape[-1] if "fc.weight" in tensors else 3 * width
+    if not columns or columns % width:
+        raise ValueError(f"fc.weight has {columns} columns: no whole number of states that are {width} wide")
+    config.states = states = columns // width  # type: ignore[attr-defined]
+    named = reading.ids if layers is None else tuple(layers)
+    if named is None and states != 3:
+        raise ValueError(f"fc.weight reads {states} states, and its config does not name their layers")
+    if named is not None and len(named) != states:
+        raise ValueError(f"fc.weight reads {states} states, and these are {len(named)} layers: {list(named)}")
 
 
 def read_masks(raw: Mapping[str, Any]) -> tuple[int, int]:
@@ -187,25 +195,6 @@ def read_masks(raw: Mapping[str, Any]) -> tuple[int, int]:
     methods = (raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
     told = raw.get("num_depths", methods[0].get("speculative_tokens"))
     return mask, 8 if told is None else int(told)
-
-
-def _states_of(tensors: Mapping[str, Tensor], width: int) -> int:
-    """Return how many states of this width `fc` reads; 3 without an `fc`. ValueError where they are no whole number."""
-    if "fc.weight" not in tensors:
-        return 3
-    columns = tensors["fc.weight"].shape[-1]
-    if not columns or columns % width:
-        raise ValueError(f"fc.weight has {columns} columns: no whole number of states that are {width} wide")
-    return columns // width
-
-
-def _check_states(states: int, reading: Reading, layers: Sequence[int] | None) -> None:
-    """Raise ValueError unless as many layers are named as `fc` reads states of."""
-    named = reading.ids if layers is None else tuple(layers)
-    if named is None and states != 3:
-        raise ValueError(f"fc.weight reads {states} states, and its config does not name their layers")
-    if named is not None and len(named) != states:
-        raise ValueError(f"fc.weight reads {states} states, and these are {len(named)} layers: {list(named)}")
 
 
 def _apart(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,6 @@ Owns ParallelSpec's head (an EAGLE head that knows mask tokens), its files, and 
 EAGLE-3 head that knows a mask (P-EAGLE, arXiv:2602.01469). The look-up is `OnePass`.
 """
 
-from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from opt_tree.children import LogProbs
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import counted
 from opt_tree.generation import Outcome
-from opt_tree.methods.drafters.around import SeveralForwards
 from opt_tree.methods.drafters.draft_vocabulary import take_vocabulary
 from opt_tree.methods.drafters.heads.eagle import LAST, EagleDrafter, head_config, lend_embeddings
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead
@@ -52,7 +49,7 @@ class ParallelHead(EagleHead):
         return torch.where((masks >= 0)[..., None], self.masks(masks.clamp(min=0)), known)
 
 
-class ParallelSpecDrafter(SeveralForwards, OnePass):
+class ParallelSpecDrafter(OnePass):
     """Drafts all depths with one forward of a parallel head over [new pairs, mask, mask, ...].
 
     Committed pairs carry the target's own features, as with an EAGLE head. Masks stand behind the root's pair, carry
@@ -62,6 +59,10 @@ class ParallelSpecDrafter(SeveralForwards, OnePass):
 
     what = "parallel head"
     """What drafts, for a reader."""
+    _left: tuple[list[int], Tensor] | None = None
+    """The last of many new pairs, while those before it run."""
+    _pairs: int = 0
+    """How many run before the masks."""
 
     def __init__(
         self,
@@ -76,22 +77,25 @@ class ParallelSpecDrafter(SeveralForwards, OnePass):
         self.models, self.max_context = self.eagle.models, self.eagle.max_context - head.masks.num_embeddings
         self.masks = head.config.vocab_size + np.arange(head.masks.num_embeddings)
 
-    def root(self, context: list[int]) -> Asked:
-        return self.ask(self._pass(context))
-
-    def _pass(self, context: list[int]) -> Generator[Forward, Output, LogProbs]:
-        """The forward over the new pairs and the masks; before it another one, where the pairs are many."""
-        lm: Any = self.eagle.lm
-        count = len(self.masks)
+    def root(self, context: list[int]) -> Forward:
         pairs, features = self.eagle.take_pairs(context)
-        if len(pairs) > _PAIRS:
-            yield lm.text(pairs[:-1], features[:-1])
-            pairs, features = pairs[-1:], features[-1:]
+        if len(pairs) <= _PAIRS:
+            return self._with_masks(pairs, features)
+        self._left = pairs[-1:], features[-1:]
+        return self.eagle.lm.text(pairs[:-1], features[:-1])
+
+    def _with_masks(self, pairs: list[int], features: Float[Tensor, "pairs hidden"]) -> Forward:
+        """Ask for the forward over new pairs and the masks."""
+        self._left, self._pairs, lm = None, len(pairs), self.eagle.lm
         tokens = np.array([*pairs, *self.masks])
         rows = len(tokens)
-        inputs = torch.cat([features, self.of_masks(features[-1:]).expand(count, -1)])
-        output = yield Forward(lm, tokens, lm.length + np.arange(rows), causal(rows), inputs, last_only=True)
-        lm.commit(list(range(len(pairs))))
+        inputs = torch.cat([features, self.of_masks(features[-1:]).expand(len(self.masks), -1)])
+        return Forward(lm, tokens, lm.length + np.arange(rows), causal(rows), inputs, last_only=True)
+
+    def read(self, output: Output) -> Asked:
+        if self._left is not None:
+            return self._with_masks(*self._left)
+        self.eagle.lm.commit(list(range(self._pairs)))
         return self.answer(self.scores(output))
 
     def scores(self, output: Output) -> Float[Tensor, "depths columns"]:

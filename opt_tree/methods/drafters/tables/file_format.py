@@ -97,15 +97,6 @@ def whole_number(path: str | Path, header: Mapping[str, Any], name: str, least: 
     return value
 
 
-def expect(path: str | Path, arrays: Mapping[str, np.ndarray], **wanted: tuple[str, int]) -> None:
-    """Raise CheckpointError unless these arrays are there, each with its kind of number (as numpy's) and dimensions."""
-    for name, (kind, dimensions) in wanted.items():
-        array = arrays.get(name)
-        if array is None or array.dtype.kind != kind or array.ndim != dimensions:
-            found = "missing" if array is None else f"of {array.dtype} and shape {array.shape}"
-            raise CheckpointError(f"{path} is corrupt: its array {name} is {found}")
-
-
 def _sum(arrays: Mapping[str, np.ndarray]) -> int:
     total = 0
     for name in sorted(arrays):

@@ -80,18 +80,11 @@ def few(rows: Sequence[Mapping[int, float]]) -> LogProbs:
     [[5, 2], [-1, -1]]
     """
     width = max(1, *map(len, rows)) if rows else 1
-    tokens: list[int] = []
-    probs: list[float] = []
-    for row in rows:
-        tokens += row
-        probs += row.values()
-        if (empty := width - len(row)) > 0:
-            tokens += [-1] * empty
-            probs += [0.0] * empty
-    shape = (len(rows), width)
+    tokens, probs = np.full((len(rows), width), -1), np.zeros((len(rows), width))
+    for number, row in enumerate(rows):
+        tokens[number, : len(row)], probs[number, : len(row)] = list(row), list(row.values())
     # torch's logarithm, which takes 0 for what it is: silencing numpy costs as much as all the rest.
-    log_probs = torch.from_numpy(np.array(probs, dtype=np.float64).reshape(shape)).log_()
-    return LogProbs(log_probs, torch.from_numpy(np.array(tokens, dtype=np.int64).reshape(shape)))
+    return LogProbs(torch.from_numpy(probs).log_(), torch.from_numpy(tokens))
 
 
 def load_with_table(kind: str, pair: str, target: AnyLM, options: DrafterOptions) -> tuple[Drafter, Lookup]:

@@ -56,7 +56,7 @@ class TokenRecycling(Lookup):
         # One row more than tokens: index -1, which stands for a token outside of the table.
         self.table = np.full((self.vocab + 1, len(self._rates)), -1, dtype=np.int32)
         self._right, self._asked = _PRIOR * self._rates, _PRIOR
-        self._now: list[float] | None = None
+        self._now = self.rates.tolist()
 
     def keeps(self, prompt: list[int]) -> int:
         return len(prompt)
@@ -82,7 +82,7 @@ class TokenRecycling(Lookup):
         rows = self.table[tokens]
         self._asked += int((rows[:, 0] >= 0).sum())
         self._right += (rows == np.array(followers)[:, None]).sum(0)
-        self._now = None
+        self._now = self.rates.tolist()
 
     def _learn(self, tokens: Int[np.ndarray, " rows"], logits: Float[Tensor, "rows vocab"]) -> None:
         coming, self._coming = self._coming or self._named(logits), None
@@ -93,8 +93,6 @@ class TokenRecycling(Lookup):
         return _fetch_later(logits.topk(min(len(self._rates), logits.shape[1])).indices)
 
     def law(self, tail: Tail) -> dict[int, float]:
-        if self._now is None:
-            self._now = self.rates.tolist()
         pairs = zip(self.table[tail[-1]].tolist(), self._now, strict=True)
         return {token: rate for token, rate in pairs if token >= 0}
 

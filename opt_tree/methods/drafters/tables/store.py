@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import UInt
 
 from opt_tree.methods.drafters.registry import DrafterOptions, register
-from opt_tree.methods.drafters.tables.file_format import Table, expect, fingerprint, load_table, whole_number
+from opt_tree.methods.drafters.tables.file_format import Table, fingerprint, load_table, whole_number
 from opt_tree.methods.drafters.tables.lookup import Tail
 from opt_tree.methods.drafters.tables.ngram import Interpolated, RunFollowers
 from opt_tree.models.chain_lm import AnyLM
@@ -74,7 +74,11 @@ class Store:
         self.vocab = whole_number(name, header, "vocab", 1, 2**32)
         _check_beta(name, header.get("beta"), self.order)
         self.header, self.nbytes = header, table.nbytes
-        expect(name, arrays, **dict.fromkeys(_ARRAYS, ("u", 1)))
+        for one in _ARRAYS:
+            array = arrays.get(one)
+            if array is None or array.dtype.kind != "u" or array.ndim != 1:
+                found = "missing" if array is None else f"of {array.dtype} and shape {array.shape}"
+                raise CheckpointError(f"{name} is corrupt: its array {one} is {found}")
         keys, sizes, totals, tokens, counts = (np.ascontiguousarray(arrays[name]) for name in _ARRAYS)
         first = np.append(np.uint64(0), np.cumsum(sizes, dtype=np.uint64))
         if not len(keys) == len(sizes) == len(totals) or not first[-1] == len(tokens) == len(counts):
@@ -83,20 +87,7 @@ class Store:
                 f"up to {first[-1]}, which do not fit each other"
             )
         self.arrays = [keys, first, totals, tokens, counts]
-        self._begin()
-
-    def _begin(self) -> None:
-        """Look at the arrays through views of Python's own, and remember nothing."""
-        self._keys, *self._values = (array.data for array in self.arrays)
         self._rows: dict[int, RunFollowers] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What lies on disk: views cannot be pickled."""
-        return {name: value for name, value in vars(self).items() if name not in ("_keys", "_values", "_rows")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Store":
         """Itself: a copy of a drafter shares what it only reads."""
@@ -121,17 +112,17 @@ class Store:
         return found
 
     def _read(self, key: int) -> RunFollowers:
-        """Look a row up. A step reads some twenty: one by one through views, which is faster than by arrays."""
-        keys, (first, totals, tokens, counts) = self._keys, self._values
+        """Look a row up."""
+        keys, first, totals, tokens, counts = self.arrays
         place = bisect_left(keys, key)
         if place == len(keys) or keys[place] != key:
             return _NOTHING
-        begin, vocab = first[place], self.vocab
+        begin, vocab = int(first[place]), self.vocab
         # A run of this library's stores has no more, and a file that claims more would hold up every step.
-        end = min(first[place + 1], begin + FOLLOWERS)
+        end = min(int(first[place + 1]), begin + FOLLOWERS)
         seen = counts[begin:end].tolist()
         entries = [entry for entry in zip(tokens[begin:end].tolist(), seen, strict=True) if entry[0] < vocab]
-        return RunFollowers(max(totals[place], sum(seen)), entries)
+        return RunFollowers(max(int(totals[place]), sum(seen)), entries)
 
 
 def _check_beta(name: str | Path, beta: Any, order: int) -> None:
