@@ -95,7 +95,8 @@ class Auditor:
         """The ids of an engine's text, as far as it is judged, and those that are written here."""
         told = list(text.tokens)
         if text.ended and self._ends and not (told and self._ends & {*self._ids(told[-1])}):
-            told.append(self._end)
+            usual = self.pair.tokenizer.eos_token_id
+            told.append(usual if usual in self._ends else min(self._ends))
         ours = self._plain.generate(text.prompt, len(told), stop=self.pair.stop).tokens if told else []
         theirs: list[int] = []
         for one in told:
@@ -111,11 +112,6 @@ class Auditor:
             theirs.append(max(ids, key=lambda token: float(row[token])))
             break
         return theirs, ours[: len(theirs)]
-
-    @property
-    def _end(self) -> int:
-        usual = self.pair.tokenizer.eos_token_id
-        return usual if usual in self._ends else min(self._ends)
 
     def _ids(self, shown: int | str) -> Sequence[int]:
         """The tokens that an engine may mean."""
