@@ -20,7 +20,7 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evaluation.answers.comparison import read
-from evaluation.answers.file import AnswerFile, Record
+from evaluation.answers.file import AnswerFile
 from evaluation.compare.combinations import Combination
 from evaluation.compare.measure import Bench, peers_key
 from evaluation.report import print_comparison
@@ -66,7 +66,10 @@ def tell(refusals: Mapping[Combination, str]) -> list[dict[str, str]]:
 
 
 def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) -> list[dict[str, str]]:
-    """Append a line for each cell that has none yet, on disk before the next one begins; return what is refused."""
+    """Append a line for each cell that has none yet, on disk before the next one begins; return what is refused.
+
+    For each temperature what transformers does comes first, then each cell.
+    """
     bench = Bench(options, cells)
     refusals = {cell: why for cell in cells if (why := bench.refusal(cell)) is not None}
     refused = tell(refusals)
@@ -87,7 +90,9 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
             then = done.get(cell.key, cell.code)
             if changed := sorted(name for name, digest in cell.code.items() if then.get(name) != digest):
                 raise ValueError(f"{', '.join(changed)} changed since {cell.key} was measured; pass --overwrite")
-        tasks = _tasks(options, cells, bench)
+        temperatures = sorted({cell.temperature for cell in cells}) if options.peers or options.size.peers else []
+        tasks = {peers_key(temperature): partial(bench.measure_peers, temperature) for temperature in temperatures}
+        tasks |= {cell.key: partial(bench.measure, cell) for cell in cells}
         left = {key: task for key, task in tasks.items() if key not in done}
         busy = None
         if left:
@@ -100,12 +105,3 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
     if busy:
         print(busy, file=sys.stderr)
     return refused
-
-
-def _tasks(options: Options, cells: Sequence[Combination], bench: Bench) -> dict[str, Callable[[], Record]]:
-    """What is measured, by the name of its line: for each temperature what transformers does, then each cell."""
-    tasks: dict[str, Callable[[], Record]] = {}
-    if options.peers or options.size.peers:
-        for temperature in sorted({cell.temperature for cell in cells}):
-            tasks[peers_key(temperature)] = partial(bench.measure_peers, temperature)
-    return tasks | {cell.key: partial(bench.measure, cell) for cell in cells}
