@@ -223,8 +223,8 @@ def _combination_row(line: Mapping[str, Any]) -> dict[str, Value]:
     for sharpening in comparison.SHARPENING:  # all of them in each row: columns have one order in every table
         minus = line["minus_opt"].get(sharpening)
         known[f"minus opt, {sharpening}"] = minus and with_interval(minus["difference"], minus["interval"], "+")
-    for key, (head, digits, scale) in comparison.SIZES.items():
-        known[head] = "" if line.get(key) is None else f"{line[key] / scale:.{digits}f}"
+    for key, (head, unit) in comparison.SIZES.items():
+        known[head] = "" if line.get(key) is None else f"{line[key] / unit:.1f}"
     return known
 
 
@@ -251,8 +251,8 @@ def print_details(run: AnswerSet, figures: dict[str, Any], base: AnswerSet | Non
     if not alone(run.answers):
         print(f"{run.name}: questions were decoded side by side; its times are a batch's, hence no speed is shown")
     if len(figures["categories"]) > 1:
-        named = {**figures["categories"], "all": figures["overall"]}
-        print(table([row(name, found, run.name) for name, found in named.items()]))
+        named = [*figures["categories"].items(), ("all", figures["overall"])]
+        print(table([row(name, found, run.name) for name, found in named]))
     if run.failed:
         failed = ", ".join(str(record["question_id"]) for record in run.failed)
         print(f"{counted(len(run.failed), 'question')} failed, in no figure: {failed}")

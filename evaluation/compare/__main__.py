@@ -20,7 +20,7 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,9 @@ from opt_tree.system.files import check_writable
 
 def run(options: Options) -> dict[str, Any]:
     """Measure what is not in the output yet; print the table and draw the plots; return the figures."""
-    file, cells = AnswerFile(options.output), options.combinations
-    refusals = {cell: cell.refusal(options.lossy) for cell in cells}
-    refused = tell({cell: why for cell, why in refusals.items() if why is not None})
-    valid = [cell for cell, why in refusals.items() if why is None]
-    if cells and not valid:
-        raise ValueError("every combination asked for is refused")
-    if not cells and not file.path.is_file():
+    file = AnswerFile(options.output)
+    valid, refused = sift(options.combinations, lambda cell: cell.refusal(options.lossy))
+    if not valid and not file.path.is_file():
         raise ValueError(f"nothing to do: name --policies or a --preset, or an --output that exists, not {file.path}")
     if valid:
         refused += measure(options, valid, file)
@@ -57,12 +53,21 @@ def run(options: Options) -> dict[str, Any]:
     return found | {"refused": refused}
 
 
-def tell(refusals: Mapping[Combination, str]) -> list[dict[str, str]]:
-    """Say what is refused, each policy and verifier once for each reason; return what was said."""
-    found = dict.fromkeys((cell.policy, cell.verifier, why) for cell, why in refusals.items())
-    for policy, verifier, why in found:
+def sift(
+    cells: Sequence[Combination], refusal: Callable[[Combination], str | None]
+) -> tuple[list[Combination], list[dict[str, str]]]:
+    """Return those that are not refused, and what was said of the others: for each reason a policy and verifier once.
+
+    Raises ValueError where all are refused.
+    """
+    reasons = {cell: refusal(cell) for cell in cells}
+    told = dict.fromkeys((cell.policy, cell.verifier, why) for cell, why in reasons.items() if why is not None)
+    for policy, verifier, why in told:
         print(f"refused: {policy} with {verifier}: {why}")
-    return [dict(zip(("policy", "verifier", "refused"), one, strict=True)) for one in found]
+    if told and None not in reasons.values():
+        raise ValueError("every combination asked for is refused")
+    about = [dict(zip(("policy", "verifier", "refused"), one, strict=True)) for one in told]
+    return [cell for cell, why in reasons.items() if why is None], about
 
 
 def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) -> list[dict[str, str]]:
@@ -71,10 +76,7 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
     For each temperature what transformers does comes first, then each cell.
     """
     bench = Bench(options, cells)
-    refusals = {cell: why for cell in cells if (why := bench.refusal(cell)) is not None}
-    refused = tell(refusals)
-    if not (cells := [cell for cell in cells if cell not in refusals]):
-        raise ValueError("every combination asked for is refused")
+    cells, refused = sift(cells, bench.refusal)
     check_writable(file.path)
     with file.lock():
         if options.overwrite:

@@ -81,10 +81,6 @@ class Combination:
         )
 
     @property
-    def needs_rates(self) -> bool:
-        return not self.controls and takes(name_of(self.policy), "rates")
-
-    @property
     def code(self) -> dict[str, str]:
         """The files of one's own that it is made of, and a checksum of each."""
         return digests((self.policy, self.drafter, self.verifier))

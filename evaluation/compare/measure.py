@@ -25,6 +25,7 @@ from evaluation.run.models import load_assistant, load_several, resolved
 from evaluation.timing import Method, in_turn, schedule
 from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step, TreePolicy, Verifier
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.policies.registry import name_of, takes
 from opt_tree.target import Asking
 from opt_tree.tools.presets import controller, plain
 
@@ -164,8 +165,7 @@ class Bench:
 
     def _in_turn(self, ours: Method, base: Method) -> tuple[list[Record], list[Record]]:
         """The combination's answers and plain decoding's, one by one and by turns."""
-        answers: list[Record] = []
-        baseline: list[Record] = []
+        answers, baseline = list[Record](), list[Record]()
         for index, question in enumerate(self.questions):
             every = self.size.plain_every
             both = [(base, baseline), (ours, answers)] if index % every == 0 else [(ours, answers)]
@@ -177,7 +177,7 @@ class Bench:
         """What chooses the trees; a controller is new for each line."""
         if one.controls:
             return controller(one.policy, pair.target, pair.drafter, OptTree(one.budget), self.options.seed)
-        return one.build(self.rates(one)) if one.needs_rates else one.build()
+        return one.build(self.rates(one)) if takes(name_of(one.policy), "rates") else one.build()
 
     def _together(self, method: InLoop, questions: Sequence[Question]) -> list[Record]:
         """Answers to these questions, decoded side by side; the first one alone is heard."""
