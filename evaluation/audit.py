@@ -83,10 +83,9 @@ class Auditor:
     def audit(self, name: str, texts: Sequence[Written]) -> dict[str, Any]:
         """Compare an engine's texts with those written here, and print what came of it; return the figures."""
         found = [self._pair_of(one) for one in tqdm(texts, desc="decoding plainly", disable=None)]
-        both = zip(*found, strict=True) if found else ((), ())
-        keys, prompts = [text.key for text in texts], [text.prompt for text in texts]
         theirs, ours = (
-            texts_of(of, zip(keys, prompts, own, strict=True)) for of, own in zip((name, "here"), both, strict=True)
+            texts_of(of, [(text.key, text.prompt, pair[side]) for text, pair in zip(texts, found, strict=True)])
+            for side, of in enumerate((name, "here"))
         )
         print(f"{name} (a), and plain decoding in float32 here (b)")
         return report(theirs, ours, lambda: self.pair, self.explainer)

@@ -140,12 +140,9 @@ def report(a: AnswerSet, b: AnswerSet, load: Callable[[], Pair], explainer: Expl
     verdicts = Counter(divergence.verdict for _, divergence in judged)
     compared = count - verdicts["different prompt"]
     equal = count - len(judged)
-    print(
-        f"{equal} of {counted(compared, 'turn')} with the same prompt are equal token for token "
-        f"({equal / max(compared, 1):.1%})",
-        end="",
-    )
-    print("".join(f"; {number} {verdict}" for verdict, number in verdicts.most_common()))
+    same = f"{equal} of {counted(compared, 'turn')} with the same prompt are equal token for token"
+    told = [f"{number} {verdict}" for verdict, number in verdicts.most_common()]
+    print("; ".join([f"{same} ({equal / max(compared, 1):.1%})", *told]))
     listed = [{"question_id": d.question, "choice": d.choice, "turn": d.turn, **asdict(v)} for d, v in judged]
     return {"turns": count, "equal": equal, "verdicts": dict(verdicts), "divergences": listed}
 

@@ -3,7 +3,6 @@
 Owns who goes when, what the runs add up to, and on which machine it was. Knows nothing of models and questions.
 """
 
-import itertools
 import math
 import os
 import platform
@@ -114,7 +113,7 @@ def interleave(
     for method in methods.values():
         method(prompts[0], _WARM_UP, seed)
     runs: dict[str, list[list[Timed]]] = {name: [[] for _ in prompts] for name in methods}
-    places = [index for _, index in itertools.product(range(rounds), range(len(prompts)))]
+    places = [*range(len(prompts))] * rounds
     with tqdm(total=len(places) * len(methods), desc="comparing", unit="answer", leave=False, disable=None) as bar:
         for name, index in schedule(list(methods), places, limit):
             begin = time.process_time()

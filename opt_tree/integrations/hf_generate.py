@@ -156,11 +156,11 @@ def _generate(
         if stop_strings:
             criteria.append(_stop_strings(stop_strings, tokenizer))
         pad = _pad_token(config, criteria, len(prompts))
-        asked = _Asked(input_ids, prompts, tuple(logits_processor or ()), criteria, config, pad, goes_on)
+        asked = _Asked(input_ids, prompts, tuple(logits_processor or ()), criteria, config, goes_on)
         with decoder.locked():
             with start:
                 results, recorders = _decode(decoder, asked, 1.0 if sampled else 0.0, streamer, seed)
-            sequences = padded(input_ids, [result.tokens for result in results], asked.pad)
+            sequences = padded(input_ids, [result.tokens for result in results], pad)
             cache = _returned_cache(target, sequences[:, :-1], config, model_kwargs, alone)
     except BaseException:
         if streamer is not None:
@@ -195,8 +195,6 @@ class _Asked:
     processors: tuple[Any, ...]
     criteria: StoppingCriteriaList
     config: GenerationConfig
-    pad: int
-    """The token behind shorter answers."""
     goes_on: bool
     """Whether the text is what the decoder's own cache holds already, and more."""
 
