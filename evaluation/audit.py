@@ -83,10 +83,9 @@ class Auditor:
     def audit(self, name: str, texts: Sequence[Written]) -> dict[str, Any]:
         """Compare an engine's texts with those written here, and print what came of it; return the figures."""
         found = [self._pair_of(one) for one in tqdm(texts, desc="decoding plainly", disable=None)]
-        both = zip(*found, strict=True) if found else ((), ())
-        keys, prompts = [text.key for text in texts], [text.prompt for text in texts]
         theirs, ours = (
-            texts_of(of, zip(keys, prompts, own, strict=True)) for of, own in zip((name, "here"), both, strict=True)
+            texts_of(of, [(text.key, text.prompt, pair[side]) for text, pair in zip(texts, found, strict=True)])
+            for side, of in enumerate((name, "here"))
         )
         print(f"{name} (a), and plain decoding in float32 here (b)")
         return report(theirs, ours, lambda: self.pair, self.explainer)
@@ -95,7 +94,8 @@ class Auditor:
         """The ids of an engine's text, as far as it is judged, and those that are written here."""
         told = list(text.tokens)
         if text.ended and self._ends and not (told and self._ends & {*self._ids(told[-1])}):
-            told.append(self._end)
+            usual = self.pair.tokenizer.eos_token_id
+            told.append(usual if usual in self._ends else min(self._ends))
         ours = self._plain.generate(text.prompt, len(told), stop=self.pair.stop).tokens if told else []
         theirs: list[int] = []
         for one in told:
@@ -111,11 +111,6 @@ class Auditor:
             theirs.append(max(ids, key=lambda token: float(row[token])))
             break
         return theirs, ours[: len(theirs)]
-
-    @property
-    def _end(self) -> int:
-        usual = self.pair.tokenizer.eos_token_id
-        return usual if usual in self._ends else min(self._ends)
 
     def _ids(self, shown: int | str) -> Sequence[int]:
         """The tokens that an engine may mean."""

@@ -23,8 +23,9 @@ if __name__ == "__main__":
 from dataclasses import replace
 
 from evaluation.command_line import print_json
+from evaluation.questions.prompts import Prompter
 from evaluation.report import print_report
-from evaluation.run.conversation import conversation_of
+from evaluation.run.conversation import Conversation
 from evaluation.run.models import load_run, read_questions
 from evaluation.run.processes import Processes, place
 from evaluation.run.work import answers, begin, held, plan, sum_up
@@ -42,8 +43,9 @@ def run(options: Options) -> int:
     works = plan(options, questions, processes)
     with held(works):
         pair = load_run(options, device)
-        conversation = conversation_of(options, pair)
-        works = [work.loaded(options, pair, conversation.prompter) for work in works]
+        prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
+        conversation = Conversation(prompter, options.max_new_token, options.num_choices, options.seed)
+        works = [work.loaded(options, pair, prompter) for work in works]
         begin(works, options, pair, questions, processes)
         share = processes.share(chosen)
         for work, question, found in answers(works, share, conversation, options.batch_size):

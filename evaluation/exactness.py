@@ -28,7 +28,7 @@ if __name__ == "__main__":
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ import torch
 from tqdm import tqdm
 
 from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, settings_apart
-from evaluation.answers.record import first_difference, paired, seed_of
+from evaluation.answers.record import TurnOfBoth, seed_of, turns_of_both
 from evaluation.command_line import Value, print_json, table
 from evaluation.divergence import Divergence, Explainer, token_at
 from evaluation.run import models
 from evaluation.run.options import Models
 from opt_tree import Pair, Sampling
 from opt_tree.errors import counted
+from opt_tree.target import shared
 
 
 def read_tokens(path: str) -> AnswerSet:
@@ -60,38 +61,9 @@ def texts_of(name: str, texts: Iterable[tuple[int | str, list[int], list[int]]])
     return AnswerSet(Path(name), answers, failed=[], header=None)
 
 
-@dataclass(frozen=True)
-class DifferentTurn:
-    """One turn that two answer files answer differently."""
-
-    question: int | str
-    choice: int
-    turn: int
-    prompts: tuple[list[int], list[int]]
-    answers: tuple[list[int], list[int]]
-    follows: bool
-    """Whether an earlier turn of the same conversation differs, too."""
-
-
-def differences(a: AnswerSet, b: AnswerSet) -> tuple[int, list[DifferentTurn]]:
-    """Return how many turns both files answer, and those that differ in answer or prompt."""
-    count, found = 0, []
-    for ours, theirs in zip(*paired(a.answers, b.answers), strict=True):
-        key = ours["question_id"]
-        for one, other in zip(ours["choices"], theirs["choices"], strict=False):
-            parted = False
-            both = (zip(one[kind], other[kind], strict=False) for kind in ("prompt_ids", "token_ids"))
-            for turn, (prompts, answers) in enumerate(zip(*both, strict=True)):
-                count += 1
-                if prompts[0] != prompts[1] or answers[0] != answers[1]:
-                    found.append(DifferentTurn(key, one.get("index", 0), turn, prompts, answers, parted))
-                    parted = True
-    return count, found
-
-
-def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: DifferentTurn) -> Divergence:
+def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: TurnOfBoth) -> Divergence:
     """Give one difference its verdict: by the prompts, then the settings, then the logits."""
-    position = first_difference(*difference.answers) or 0
+    position = shared(*difference.answers)
     pair = (token_at(difference.answers[0], position), token_at(difference.answers[1], position))
     temperature = max(float(run.settings.get("temperature") or 0.0) for run in (a, b))
     asked = settings_apart(a, b, ASKED if temperature == 0 else (*ASKED, "seed"))
@@ -153,10 +125,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def report(a: AnswerSet, b: AnswerSet, load: Callable[[], Pair], explainer: Explainer | None = None) -> dict[str, Any]:
     """Print what differs between two sets, and why; return the figures. The target is loaded where something does."""
-    count, found = differences(a, b)
-    if not count:
+    turns = list(turns_of_both(a.answers, b.answers))
+    count, found = len(turns), [turn for turn in turns if turn.differs]
+    if not turns:
         raise ValueError(f"{a.path} and {b.path} have no question in common")
-    judged: list[tuple[DifferentTurn, Divergence]] = []
+    judged: list[tuple[TurnOfBoth, Divergence]] = []
     if found:
         pair = load()
         explainer = explainer or Explainer(pair.target)
@@ -167,17 +140,14 @@ def report(a: AnswerSet, b: AnswerSet, load: Callable[[], Pair], explainer: Expl
     verdicts = Counter(divergence.verdict for _, divergence in judged)
     compared = count - verdicts["different prompt"]
     equal = count - len(judged)
-    print(
-        f"{equal} of {counted(compared, 'turn')} with the same prompt are equal token for token "
-        f"({equal / max(compared, 1):.1%})",
-        end="",
-    )
-    print("".join(f"; {number} {verdict}" for verdict, number in verdicts.most_common()))
+    same = f"{equal} of {counted(compared, 'turn')} with the same prompt are equal token for token"
+    told = [f"{number} {verdict}" for verdict, number in verdicts.most_common()]
+    print("; ".join([f"{same} ({equal / max(compared, 1):.1%})", *told]))
     listed = [{"question_id": d.question, "choice": d.choice, "turn": d.turn, **asdict(v)} for d, v in judged]
     return {"turns": count, "equal": equal, "verdicts": dict(verdicts), "divergences": listed}
 
 
-def _row(where: DifferentTurn, why: Divergence, pair: Pair) -> dict[str, Value]:
+def _row(where: TurnOfBoth, why: Divergence, pair: Pair) -> dict[str, Value]:
     one, other = ("(ended)" if token is None else repr(pair.tokenizer.decode([token])) for token in why.tokens)
     verdict = f"{why.verdict}, seen both ways" if why.verdict == "rounding tie" and why.reproduced else why.verdict
     if why.gap is None or why.verdict not in ("rounding tie", "different prompt"):

@@ -161,29 +161,22 @@ class Found(NamedTuple):
 
 
 def in_lanes(
-    pair: Pair,
-    trees: Trees,
-    prompts: Sequence[list[int]],
-    max_new_tokens: int,
-    lanes: Sequence[int],
+    pair: Pair, trees: Trees, prompts: Sequence[list[int]], max_new_tokens: int, lanes: Sequence[int]
 ) -> list[Row]:
     """Decode all prompts in every way with every number of lanes; a line each.
 
     `tokens/CPU s` counts the time of all threads of this process, which a busy machine distorts less than the clock's.
     """
-    ways: dict[tuple[str, int], Way] = {}
-    ways |= {("plain", count): _in_loop(plain(pair.target), pair) for count in lanes}
+
+    def in_batches(group: Sequence[list[int]], width: int, limit: int) -> list[list[int]]:
+        groups = (group[start : start + width] for start in range(0, len(group), width))
+        return [tokens for own in groups for tokens in transformers_batch(pair, own, limit)]
+
+    ways: dict[tuple[str, int], Way] = {("plain", count): _in_loop(plain(pair.target), pair) for count in lanes}
     for name, count in itertools.product(trees, lanes):
         tree = auto(pair.target, pair.drafter, lanes=count) if name == AUTO else trees[name]
         ways[name, count] = _in_loop(Decoder(pair.target, pair.drafter, tree), pair)
-    ways |= {
-        ("transformers", count): lambda group, width, limit: [
-            tokens
-            for start in range(0, len(group), width)
-            for tokens in transformers_batch(pair, group[start : start + width], limit)
-        ]
-        for count in lanes
-    }
+    ways |= {("transformers", count): in_batches for count in lanes}
     for (_, count), way in ways.items():
         way(prompts[: max(count, 2)], count, 4)
     found = {}

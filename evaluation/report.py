@@ -108,7 +108,7 @@ def print_report(
     others = [run for run in runs if run is not base]
     reports = {run.path: figures_of(run, base) for run in runs}
     print_heads(runs)
-    print_overview([(run.name, reports[run.path]["overall"]) for run in runs])
+    print(table([row(run.name, reports[run.path]["overall"]) for run in runs]))
     for other in runs[1:]:
         if base is not None and other in others:
             over = speed_up(runs[0].answers, other.answers)
@@ -223,8 +223,8 @@ def _combination_row(line: Mapping[str, Any]) -> dict[str, Value]:
     for sharpening in comparison.SHARPENING:  # all of them in each row: columns have one order in every table
         minus = line["minus_opt"].get(sharpening)
         known[f"minus opt, {sharpening}"] = minus and with_interval(minus["difference"], minus["interval"], "+")
-    for key, (head, digits, scale) in comparison.SIZES.items():
-        known[head] = "" if line.get(key) is None else f"{line[key] / scale:.{digits}f}"
+    for key, (head, unit) in comparison.SIZES.items():
+        known[head] = "" if line.get(key) is None else f"{line[key] / unit:.1f}"
     return known
 
 
@@ -235,20 +235,14 @@ _LEAST_STEPS = 20
 
 def print_heads(runs: Sequence[AnswerSet]) -> None:
     """Say once what was measured where."""
-    seen = set()
-    for run in runs:
-        if not run.session:
-            continue
-        dtype = run.settings.get("target_dtype")
-        head = f"{run.session.get('target')}, {dtype}; {machine_of(run.session.get('environment', {}))}"
-        if head not in seen:
-            seen.add(head)
-            print(head)
-
-
-def print_overview(named: Sequence[tuple[str, dict[str, Any]]], head: str = "") -> None:
-    """A line for each of some summaries."""
-    print(table([row(name, figures, head) for name, figures in named]))
+    heads = dict.fromkeys(
+        f"{run.session.get('target')}, {run.settings.get('target_dtype')}; "
+        f"{machine_of(run.session.get('environment', {}))}"
+        for run in runs
+        if run.session
+    )
+    if heads:
+        print(*heads, sep="\n")
 
 
 def print_details(run: AnswerSet, figures: dict[str, Any], base: AnswerSet | None) -> None:
@@ -257,7 +251,8 @@ def print_details(run: AnswerSet, figures: dict[str, Any], base: AnswerSet | Non
     if not alone(run.answers):
         print(f"{run.name}: questions were decoded side by side; its times are a batch's, hence no speed is shown")
     if len(figures["categories"]) > 1:
-        print_overview([*figures["categories"].items(), ("all", figures["overall"])], run.name)
+        named = [*figures["categories"].items(), ("all", figures["overall"])]
+        print(table([row(name, found, run.name) for name, found in named]))
     if run.failed:
         failed = ", ".join(str(record["question_id"]) for record in run.failed)
         print(f"{counted(len(run.failed), 'question')} failed, in no figure: {failed}")
@@ -265,19 +260,14 @@ def print_details(run: AnswerSet, figures: dict[str, Any], base: AnswerSet | Non
         _print_match(figures["overall"]["exact_match"], run, base)
     depths = figures["acceptance_by_depth"]
     if depths:
-        print("acceptance by depth (of the steps that drafted it): " + _by_depth(depths))
+        rates = (f"{one['depth']}: {percent(one['reach' if one['drafted'] is None else 'rate'])}" for one in depths)
+        print("acceptance by depth (of the steps that drafted it): " + "  ".join(rates))
     _print_positions(figures["by_position"])
     _print_calibration(figures["calibration"], run)
     times = figures["step_milliseconds"]
     if times:
         parts = ", ".join(f"{name} {value:.2f}" for name, value in times.items() if value >= 0.005)
         print(f"a step takes {sum(times.values()):.2f} ms: {parts}")
-
-
-def _by_depth(depths: Sequence[dict[str, Any]]) -> str:
-    return "  ".join(
-        f"{row['depth']}: {percent(row['rate'] if row['drafted'] is not None else row['reach'])}" for row in depths
-    )
 
 
 def _print_positions(blocks: Sequence[dict[str, Any]]) -> None:

@@ -3,10 +3,10 @@
 Owns who goes when, what the runs add up to, and on which machine it was. Knows nothing of models and questions.
 """
 
-import itertools
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 import time
@@ -40,11 +40,7 @@ def in_turn(tasks: Sequence[Task], turn: int) -> list[Task]:
     return [*tasks[first:], *tasks[:first]]
 
 
-def schedule(
-    tasks: Sequence[Task],
-    places: Iterable[Place],
-    limit: float = math.inf,
-) -> Iterator[tuple[Task, Place]]:
+def schedule(tasks: Sequence[Task], places: Iterable[Place], limit: float = math.inf) -> Iterator[tuple[Task, Place]]:
     """Yield every task at every place, place after place, the tasks of each in another order.
 
     After `limit` seconds no further place is begun, nor one that would likely last beyond; the first always is.
@@ -117,7 +113,7 @@ def interleave(
     for method in methods.values():
         method(prompts[0], _WARM_UP, seed)
     runs: dict[str, list[list[Timed]]] = {name: [[] for _ in prompts] for name in methods}
-    places = [index for _, index in itertools.product(range(rounds), range(len(prompts)))]
+    places = [*range(len(prompts))] * rounds
     with tqdm(total=len(places) * len(methods), desc="comparing", unit="answer", leave=False, disable=None) as bar:
         for name, index in schedule(list(methods), places, limit):
             begin = time.process_time()
@@ -203,18 +199,15 @@ def contested() -> str | None:
 
 def commit() -> str | None:
     """The commit of this checkout, with `+` for uncommitted changes; None outside a checkout."""
-    folder = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=20
-        ).stdout.strip()
-
     try:
         # An installed copy may lie inside some other project's checkout: only a tracked file's commit is ours.
-        if not git("ls-files", "__init__.py", Path(__file__).name):
-            return None
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        for asked in (
+            f"ls-files --error-unmatch {Path(__file__).name}",
+            "describe --always --abbrev=40 --exclude=* --dirty=+",
+        ):
+            git = ["git", "-C", str(Path(__file__).parent), *asked.split()]
+            told = subprocess.run(git, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+        return told
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -223,10 +216,7 @@ def processor() -> str:
     """The CPU's name and how many of its cores this process may use."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.is_file():
-        models = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        name = models[0] if models else name
+    if info.is_file() and (model := re.search(r"^model name\s*:\s*(.*)", info.read_text(), re.MULTILINE)):
+        name = model[1]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{name}, {counted(cores or 1, 'core')}"

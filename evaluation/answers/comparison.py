@@ -24,8 +24,8 @@ SHARPENING = ("bare", "fitted")
 REFERENCE = "opt"
 """The policies that the others are compared with."""
 PLAIN = "plain decoding"
-SIZES = {"weights_bytes": ("weights MB", 1, 1e6), "training_minutes": ("trained min", 1, 1.0)}
-"""Of drafters: the head of a column, its digits, and its unit."""
+SIZES = {"weights_bytes": ("weights MB", 1e6), "training_minutes": ("trained min", 1.0)}
+"""Of drafters: the head of a column, and its unit."""
 ABOUT = {"drafter": "drafter", "sharpening": "sharpening", "tree": "policy", "nodes": "budget"} | {
     name: name for name in ("children", "verifier")
 }

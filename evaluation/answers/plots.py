@@ -103,21 +103,15 @@ def depths(taken: Steps) -> Figure:
     figure, axes = plt.subplots(figsize=(4.8, 3.2))
     whole = int(taken.whole.sum())
     if all(row["drafted"] is not None for row in table):
-        axes.bar(
-            depth,
-            [row["drafted"] / whole for row in table],
-            width=0.75,
-            color="#dfe3e8",
-            label="steps that drafted this deep",
-        )
+        shares = [row["drafted"] / whole for row in table]
+        axes.bar(depth, shares, width=0.75, color="#dfe3e8", label="steps that drafted this deep")
         rated = [row for row in table if row["drafted"]]
         sure = [row for row in rated if row["drafted"] >= min(_FEWEST, whole)]
         look: dict[str, Any] = {"color": ORANGE, "marker": "o", "markersize": 4}
-        for rows, line, filled in ((rated, ":", "white"), (sure, "-", ORANGE)):
-            label = "accepted, of those that drafted it" if rows is sure else f"the same, of fewer than {_FEWEST} steps"
-            if rows is sure or len(rated) > len(sure):
-                rates = [row["rate"] for row in rows]
-                axes.plot([row["depth"] for row in rows], rates, line, markerfacecolor=filled, label=label, **look)
+        kinds = [(rated, ":", "white", f"the same, of fewer than {_FEWEST} steps")] if len(rated) > len(sure) else []
+        for rows, line, filled, label in [*kinds, (sure, "-", ORANGE, "accepted, of those that drafted it")]:
+            rates = [row["rate"] for row in rows]
+            axes.plot([row["depth"] for row in rows], rates, line, markerfacecolor=filled, label=label, **look)
     axes.bar(depth, [row["reach"] for row in table], width=0.45, color=BLUE, label="accepted, of all steps")
     axes.set(xlabel="depth in the tree", ylabel="share of steps", ylim=(0, 1.02), xticks=depth)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))

@@ -4,8 +4,9 @@ One number a turn in each list, but for those that are flat over all steps of a 
 """
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import opt_tree
 from evaluation.answers.file import Record
@@ -58,14 +59,9 @@ def _untraced(tokens: int) -> tuple[dict[str, Any], dict[str, list[Any]]]:
 def _totals(generation: "opt_tree.Generation") -> dict[str, Any]:
     """Sums over a turn's steps. A verified token is a row of a tree, the root included."""
     steps = generation.steps
-    seconds = {
-        "draft_time": sum(step.times.draft for step in steps),
-        "verify_time": sum(step.times.verify for step in steps),
-        "commit_time": sum(step.times.commit for step in steps),
-        "draft_forward_time": sum(step.times.draft_forward for step in steps),
-        "target_forward_time": sum(step.times.target_forward for step in steps),
-        "prefill_time": generation.prefill_seconds,
-    }
+    kinds = ("draft", "verify", "commit", "draft_forward", "target_forward")
+    seconds = {f"{kind}_time": sum(getattr(step.times, kind) for step in steps) for kind in kinds}
+    seconds["prefill_time"] = generation.prefill_seconds
     return {
         "decoding_steps": len(steps),
         "draft_forwards": sum(step.draft_forwards for step in steps),
@@ -99,40 +95,59 @@ def paired(answers: Sequence[Record], baseline: Sequence[Record]) -> tuple[list[
     return common, [there[answer["question_id"]] for answer in common]
 
 
+@dataclass(frozen=True)
+class TurnOfBoth:
+    """One turn as two files answer it, in tokens or, where a file has no ids, in text."""
+
+    question: int | str
+    choice: int
+    turn: int
+    prompts: tuple[list[int] | None, list[int] | None]
+    """None: they are not known."""
+    answers: tuple[Sequence[Any], Sequence[Any]]
+    unit: Literal["token", "character"]
+    follows: bool
+    """Whether an earlier turn of the same conversation differs, in its prompt or its answer."""
+
+    @property
+    def other_prompt(self) -> bool:
+        """Whether it was asked otherwise; where prompts are unknown, whether an earlier answer differed."""
+        return self.follows if None in self.prompts else self.prompts[0] != self.prompts[1]
+
+    @property
+    def differs(self) -> bool:
+        return self.other_prompt or self.answers[0] != self.answers[1]
+
+
+def turns_of_both(answers: Sequence[Record], baseline: Sequence[Record]) -> Iterator[TurnOfBoth]:
+    """Every turn that both answered."""
+    for ours, theirs in zip(*paired(answers, baseline), strict=True):
+        for pair in zip(ours["choices"], theirs["choices"], strict=False):
+            key, unit = ("token_ids", "token") if all("token_ids" in one for one in pair) else ("turns", "character")
+            prompts = zip(*(one.get("prompt_ids", [None] * len(one[key])) for one in pair), strict=False)
+            follows = False
+            for turn, (asked, said) in enumerate(
+                zip(prompts, zip(*(one[key] for one in pair), strict=False), strict=False)
+            ):
+                found = TurnOfBoth(ours["question_id"], pair[0].get("index", 0), turn, asked, said, unit, follows)
+                yield found
+                follows = follows or found.differs
+
+
 def exact_match(answers: Sequence[Record], baseline: Sequence[Record]) -> dict[str, Any]:
     """How many turns say the same, token for token (in files without token ids, as text), and where the others part.
 
     Turns whose prompts differ, because an earlier answer of their conversation did, are not compared but counted.
     """
-    compared = other_prompt = 0
-    divergences: list[dict[str, Any]] = []
-    for ours, theirs in zip(*paired(answers, baseline), strict=True):
-        for one, other in zip(ours["choices"], theirs["choices"], strict=False):
-            tokens = "token_ids" in one and "token_ids" in other
-            key, unit = ("token_ids", "token") if tokens else ("turns", "character")
-            parted = False
-            for turn, (mine, its) in enumerate(zip(one[key], other[key], strict=False)):
-                if _other_prompt(one, other, turn, parted):
-                    other_prompt += 1
-                    continue
-                compared += 1
-                if (position := first_difference(mine, its)) is not None:
-                    parted = True
-                    where = {"question_id": ours["question_id"], "choice": one.get("index", 0), "turn": turn}
-                    divergences.append({**where, "position": position, "unit": unit})
-    equal = compared - len(divergences)
-    rate = equal / compared if compared else None
-    counts = {"compared": compared, "equal": equal, "rate": rate, "other_prompt": other_prompt}
+    every = list(turns_of_both(answers, baseline))
+    compared = [turn for turn in every if not turn.other_prompt]
+    divergences = [
+        {"question_id": one.question, "choice": one.choice, "turn": one.turn}
+        | {"position": shared(*one.answers), "unit": one.unit}
+        for one in compared
+        if one.differs
+    ]
+    equal = len(compared) - len(divergences)
+    rate = equal / len(compared) if compared else None
+    counts = {"compared": len(compared), "equal": equal, "rate": rate, "other_prompt": len(every) - len(compared)}
     return {**counts, "divergences": divergences}
-
-
-def _other_prompt(one: Record, other: Record, turn: int, parted: bool) -> bool:
-    """Whether two turns answer different prompts; where prompts are unknown, whether an earlier turn `parted`."""
-    if "prompt_ids" in one and "prompt_ids" in other:
-        return one["prompt_ids"][turn] != other["prompt_ids"][turn]
-    return parted
-
-
-def first_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> int | None:
-    """Return the first index at which two lists or texts differ, None for equal ones; a missing item differs, too."""
-    return None if ours == theirs else shared(ours, theirs)

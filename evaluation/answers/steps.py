@@ -5,8 +5,7 @@ token is trimmed there; it counts in the mean length (as in Spec-Bench), but in 
 was accepted. Arithmetic over an answer file's lines; no models, files, pictures.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,15 +99,8 @@ def acceptance_by_depth(taken: Steps) -> list[dict[str, float | int | None]]:
     table: list[dict[str, float | int | None]] = []
     for depth in range(1, deepest + 1):
         reached, drafted = int((accepted >= depth).sum()), None if depths is None else int((depths >= depth).sum())
-        table.append(
-            {
-                "depth": depth,
-                "drafted": drafted,
-                "accepted": reached,
-                "rate": reached / drafted if drafted else None,
-                "reach": reached / len(accepted),
-            }
-        )
+        shares = {"rate": reached / drafted if drafted else None, "reach": reached / len(accepted)}
+        table.append({"depth": depth, "drafted": drafted, "accepted": reached, **shares})
     return table
 
 
@@ -118,29 +110,25 @@ def by_position(answers: Sequence[Record]) -> list[dict[str, float | int | None]
     The prompt counts as context; prefill is in no step. Empty where the lines do not hold the prompts. The speed is
     None where they do not time each step, and for a batch.
     """
-    blocks: dict[int, list[tuple[int, float | None]]] = {}
-    for choice in choices(answers):
-        if "prompt_ids" not in choice or "accept_lengths" not in choice:
-            return []
-        lengths = iter(zip(choice["accept_lengths"], choice.get("step_times", itertools.repeat(None)), strict=False))
-        for prompt, steps in zip(choice["prompt_ids"], choice["decoding_steps"], strict=True):
-            context = len(prompt)
-            for length, seconds in itertools.islice(lengths, steps):
-                blocks.setdefault(max(256, 1 << (context - 1).bit_length()), []).append((length, seconds))
-                context += length
-    timed = alone(answers)
+    found = list(choices(answers))
+    if not all({"prompt_ids", "accept_lengths"} <= choice.keys() for choice in found):
+        return []
+    contexts: list[int] = []
+    spent: list[float | None] = []
+    for choice in found:
+        turns = np.split(np.array(choice["accept_lengths"], dtype=int), np.cumsum(choice["decoding_steps"])[:-1])
+        for prompt, emitted in zip(choice["prompt_ids"], turns, strict=True):
+            contexts += (len(prompt) + np.cumsum(emitted) - emitted).tolist()
+        spent += choice.get("step_times", [None] * len(choice["accept_lengths"]))
+    ends = np.array([max(256, 1 << (context - 1).bit_length()) for context in contexts])
+    lengths = np.array([length for choice in found for length in choice["accept_lengths"]])
+    times, timed = np.array(spent, dtype=float), alone(answers)  # None is NaN, and so is a sum with it
     table: list[dict[str, float | int | None]] = []
-    for end, steps in sorted(blocks.items()):
-        tokens, seconds = sum(length for length, _ in steps), [spent for _, spent in steps if spent is not None]
-        known = timed and len(seconds) == len(steps)
-        table.append(
-            {
-                "context_up_to": end,
-                "steps": len(steps),
-                "tokens_per_step": tokens / len(steps),
-                "tokens_per_second": tokens / sum(seconds) if known and sum(seconds) else None,
-            }
-        )
+    for end in np.unique(ends).tolist():
+        own, seconds = lengths[ends == end], times[ends == end].sum()
+        speed = float(own.sum() / seconds) if timed and seconds > 0 else None
+        about = {"context_up_to": end, "steps": len(own), "tokens_per_step": float(own.mean())}
+        table.append(about | {"tokens_per_second": speed})
     return table
 
 
@@ -180,24 +168,22 @@ def calibration(taken: Steps) -> dict[str, Any] | None:
     }
 
 
-PARTS: dict[str, Callable[[Mapping[str, float]], float]] = {
-    "draft forwards": lambda t: t["draft_forward_time"],
-    "tree building": lambda t: t["draft_time"] - t["draft_forward_time"],
-    "target forward": lambda t: t["target_forward_time"],
-    "judging": lambda t: t["verify_time"] - t["target_forward_time"],
-    "cache commit": lambda t: t["commit_time"],
-    "outside the steps": lambda t: (
-        t["wall_time"] - t["prefill_time"] - t["draft_time"] - t["verify_time"] - t["commit_time"]
-    ),
-}
-"""What a step's time is spent on, from the sums of an answer file; stop rules and bookkeeping are outside the steps."""
-
-
 def step_time(answers: Sequence[Record]) -> dict[str, float] | None:
-    """Milliseconds a step for each of `PARTS`; None where the times are unknown."""
-    times = {key: total(answers, key) for key in ("wall_time", *TIMES)}
-    rounds = total(answers, "decoding_steps")
-    if not rounds or not alone(answers) or any(value is None for value in times.values()):
+    """What a step's milliseconds are spent on; None where the times are unknown.
+
+    Stop rules and bookkeeping are outside the steps.
+    """
+    rounds, times = total(answers, "decoding_steps"), [total(answers, key) for key in ("wall_time", *TIMES)]
+    known = [1000 * seconds for seconds in times if seconds is not None]
+    if not rounds or not alone(answers) or len(known) < len(times):
         return None
-    known = {key: value for key, value in times.items() if value is not None}
-    return {name: 1000 * part(known) / rounds for name, part in PARTS.items()}
+    wall, draft, verify, commit, draft_forward, target_forward, prefill = known
+    parts = {
+        "draft forwards": draft_forward,
+        "tree building": draft - draft_forward,
+        "target forward": target_forward,
+        "judging": verify - target_forward,
+        "cache commit": commit,
+        "outside the steps": wall - prefill - draft - verify - commit,
+    }
+    return {name: spent / rounds for name, spent in parts.items()}

@@ -20,7 +20,7 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evaluation.answers.comparison import read
-from evaluation.answers.file import AnswerFile, Record
+from evaluation.answers.file import AnswerFile
 from evaluation.compare.combinations import Combination
 from evaluation.compare.measure import Bench, peers_key
 from evaluation.report import print_comparison
@@ -38,13 +38,9 @@ from opt_tree.system.files import check_writable
 
 def run(options: Options) -> dict[str, Any]:
     """Measure what is not in the output yet; print the table and draw the plots; return the figures."""
-    file, cells = AnswerFile(options.output), options.combinations
-    refusals = {cell: cell.refusal(options.lossy) for cell in cells}
-    refused = tell({cell: why for cell, why in refusals.items() if why is not None})
-    valid = [cell for cell, why in refusals.items() if why is None]
-    if cells and not valid:
-        raise ValueError("every combination asked for is refused")
-    if not cells and not file.path.is_file():
+    file = AnswerFile(options.output)
+    valid, refused = sift(options.combinations, lambda cell: cell.refusal(options.lossy))
+    if not valid and not file.path.is_file():
         raise ValueError(f"nothing to do: name --policies or a --preset, or an --output that exists, not {file.path}")
     if valid:
         refused += measure(options, valid, file)
@@ -57,21 +53,30 @@ def run(options: Options) -> dict[str, Any]:
     return found | {"refused": refused}
 
 
-def tell(refusals: Mapping[Combination, str]) -> list[dict[str, str]]:
-    """Say what is refused, each policy and verifier once for each reason; return what was said."""
-    found = dict.fromkeys((cell.policy, cell.verifier, why) for cell, why in refusals.items())
-    for policy, verifier, why in found:
+def sift(
+    cells: Sequence[Combination], refusal: Callable[[Combination], str | None]
+) -> tuple[list[Combination], list[dict[str, str]]]:
+    """Return those that are not refused, and what was said of the others: for each reason a policy and verifier once.
+
+    Raises ValueError where all are refused.
+    """
+    reasons = {cell: refusal(cell) for cell in cells}
+    told = dict.fromkeys((cell.policy, cell.verifier, why) for cell, why in reasons.items() if why is not None)
+    for policy, verifier, why in told:
         print(f"refused: {policy} with {verifier}: {why}")
-    return [dict(zip(("policy", "verifier", "refused"), one, strict=True)) for one in found]
+    if told and None not in reasons.values():
+        raise ValueError("every combination asked for is refused")
+    about = [dict(zip(("policy", "verifier", "refused"), one, strict=True)) for one in told]
+    return [cell for cell, why in reasons.items() if why is None], about
 
 
 def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) -> list[dict[str, str]]:
-    """Append a line for each cell that has none yet, on disk before the next one begins; return what is refused."""
+    """Append a line for each cell that has none yet, on disk before the next one begins; return what is refused.
+
+    For each temperature what transformers does comes first, then each cell.
+    """
     bench = Bench(options, cells)
-    refusals = {cell: why for cell in cells if (why := bench.refusal(cell)) is not None}
-    refused = tell(refusals)
-    if not (cells := [cell for cell in cells if cell not in refusals]):
-        raise ValueError("every combination asked for is refused")
+    cells, refused = sift(cells, bench.refusal)
     check_writable(file.path)
     with file.lock():
         if options.overwrite:
@@ -87,7 +92,9 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
             then = done.get(cell.key, cell.code)
             if changed := sorted(name for name, digest in cell.code.items() if then.get(name) != digest):
                 raise ValueError(f"{', '.join(changed)} changed since {cell.key} was measured; pass --overwrite")
-        tasks = _tasks(options, cells, bench)
+        temperatures = sorted({cell.temperature for cell in cells}) if options.peers or options.size.peers else []
+        tasks = {peers_key(temperature): partial(bench.measure_peers, temperature) for temperature in temperatures}
+        tasks |= {cell.key: partial(bench.measure, cell) for cell in cells}
         left = {key: task for key, task in tasks.items() if key not in done}
         busy = None
         if left:
@@ -100,12 +107,3 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
     if busy:
         print(busy, file=sys.stderr)
     return refused
-
-
-def _tasks(options: Options, cells: Sequence[Combination], bench: Bench) -> dict[str, Callable[[], Record]]:
-    """What is measured, by the name of its line: for each temperature what transformers does, then each cell."""
-    tasks: dict[str, Callable[[], Record]] = {}
-    if options.peers or options.size.peers:
-        for temperature in sorted({cell.temperature for cell in cells}):
-            tasks[peers_key(temperature)] = partial(bench.measure_peers, temperature)
-    return tasks | {cell.key: partial(bench.measure, cell) for cell in cells}

@@ -7,25 +7,27 @@ Decodes nothing. In the output and in its keys a combination is called a cell.
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from evaluation.answers.comparison import SHARPENING
+from evaluation.compare.rates import KINDS
 from opt_tree import TreePolicy, Verifier
-from opt_tree.children import Children, TopK
-from opt_tree.methods.children.iid import IID
-from opt_tree.methods.children.without_replacement import WithoutReplacement
+from opt_tree.children import TopK
 from opt_tree.methods.controllers.registry import CONTROLLERS, chooses, parse_controller
 from opt_tree.methods.drafters.registry import folders_of
 from opt_tree.methods.own_files import digests, object_of, split_name
 from opt_tree.methods.policies.acceptance_rates import HALVING, AcceptanceRates
 from opt_tree.methods.policies.registry import make_policy, name_of, takes
 from opt_tree.methods.verifiers.registry import VERIFIERS
-from opt_tree.models.checkpoints import read_calibration
+from opt_tree.models.checkpoints import read_calibration, read_minutes
 from opt_tree.policy import MOST_NODES
 from opt_tree.verify import check, check_temperature
 
-SIBLINGS: dict[str, Callable[[int], Children]] = {"TopK": TopK, "IID": IID, "WithoutReplacement": WithoutReplacement}
+WEIGHTS = (".safetensors", ".bin", ".pt")
+SIBLINGS = {name: siblings for name, (siblings, _) in KINDS.items()}
 WANTED = {
     "greedy": ("TopK",),
     "match": ("TopK",),
@@ -77,10 +79,6 @@ class Combination:
             f"{self.drafter} {self.sharpening}, T {self.temperature:g}, {self.policy}, {self.budget} nodes, "
             f"{self.children}, {self.verifier}"
         )
-
-    @property
-    def needs_rates(self) -> bool:
-        return not self.controls and takes(name_of(self.policy), "rates")
 
     @property
     def code(self) -> dict[str, str]:
@@ -165,3 +163,18 @@ def _children(policy: str, budget: int) -> str:
 def is_calibrated(drafter: str) -> bool:
     """Whether a fitted sharpening is stored beside a drafter, or a part of it."""
     return any(read_calibration(folder) is not None for folder in folders_of(drafter))
+
+
+def footprint(spec: str) -> dict[str, Any]:
+    """Bytes on disk and minutes of training, over all parts; None where a part that has weights does not say.
+
+    A table that learns as it goes weighs nothing and was trained for no time.
+    """
+    folders = [Path(folder) for folder in folders_of(spec)]
+    minutes = [read_minutes(str(folder)) for folder in folders]
+    files = [file for folder in folders if folder.is_dir() for file in folder.iterdir() if file.suffix in WEIGHTS]
+    known = all(folder.is_dir() for folder in folders)
+    return {
+        "weights_bytes": sum(file.stat().st_size for file in files) if known else None,
+        "training_minutes": None if None in minutes else sum(minute or 0.0 for minute in minutes),
+    }

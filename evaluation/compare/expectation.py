@@ -15,7 +15,7 @@ from opt_tree.verify import check
 class Expectation:
     """A verifier that also computes, on every n-th tree it judges, how many tokens each valid verifier would emit.
 
-    The same trees for all, and no noise of accepting and rejecting (arXiv:2602.16994). Its own time is in `seconds`.
+    The same trees for all, and no noise of accepting and rejecting (arXiv:2602.16994). Its own time is `spent`.
     """
 
     def __init__(self, own: str, children: Children, every: int) -> None:
@@ -39,6 +39,11 @@ class Expectation:
             self.seconds += time.perf_counter() - begin
         self.calls += 1
         return self.verifier(tree, logits, random)
+
+    def spent(self) -> float:
+        """Seconds of its own since this was last asked."""
+        spent, self.seconds = self.seconds, 0.0
+        return spent
 
 
 def _exact(verifier: Verifier, children: Children) -> bool:

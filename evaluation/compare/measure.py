@@ -3,29 +3,29 @@
 Owns in which order things are decoded. Knows nothing of files of combinations, tables and plots.
 """
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from evaluation.answers.comparison import PLAIN
+from evaluation.answers.comparison import PLAIN, figures
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.compare.combinations import Combination, verifier_of
+from evaluation.compare.combinations import Combination, footprint, verifier_of
 from evaluation.compare.expectation import Expectation
-from evaluation.compare.lines import line_of, slim
 from evaluation.compare.options import Options
-from evaluation.compare.pairs import load_pairs, reading
 from evaluation.compare.rates import measure as count_acceptance
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, load_set, select
 from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.conversation import Conversation, alone, side_by_side
-from evaluation.run.models import load_assistant, resolved
+from evaluation.run.models import load_assistant, load_several, resolved
 from evaluation.timing import Method, in_turn, schedule
 from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step, TreePolicy, Verifier
 from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.policies.registry import name_of, takes
 from opt_tree.target import Asking
 from opt_tree.tools.presets import controller, plain
 
@@ -55,7 +55,7 @@ class Bench:
         self.questions = select(first_turns, None, None, options.limit or self.size.questions)
         self.others = first_turns[len(self.questions) :][-options.rates_questions :]
         self.warming = self._warming()
-        self.pairs = load_pairs(options, combinations)
+        self.pairs = _load(options, combinations)
         self.pair = next(iter(self.pairs.values()))
         self.rates_file = AnswerFile(f"{options.output}.rates")
         prompter = Prompter(self.pair.tokenizer, self.pair.stop, options.conv_template)
@@ -77,8 +77,8 @@ class Bench:
         }
 
     def pair_of(self, one: Combination) -> Pair:
-        """The target, and the drafter of a combination as it is read."""
-        return self.pairs[reading(one)]
+        """The target, and the drafter of a combination as it is read: bare where nothing is to be sharpened."""
+        return self.pairs[one.drafter, "fitted" if one.sharpening == "fitted" else "bare"]
 
     def refusal(self, one: Combination) -> str | None:
         """Why the library does not run this combination with this drafter; None if it does, or does not know yet."""
@@ -97,29 +97,40 @@ class Bench:
         policy, verifier = self._policy(one, pair), verifier_of(one.verifier if one.temperature else "match")
         stop = self.conversation.prompter.stop
 
-        def judged_by(verifier: Verifier) -> InLoop:
+        def judged_by(verifier: Verifier, heard: Callable[[Generation], Generation] = InLoop.heard) -> InLoop:
             try:
                 decoder = Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy)
             except TypeError as error:
                 raise ValueError(f"{one.key}: {error}") from error
-            return InLoop(decoder, sampling, stop)
+            return InLoop(decoder, sampling, stop, heard=heard)
 
         self._warm(judged_by(verifier))
         watch = None
         if self.options.expect_every and one.temperature:
             children = policy.policies[-1].children
             verifier = watch = Expectation(one.verifier, children, self.options.expect_every)
-        steps: list[Step] = []
-        ours, base = judged_by(verifier), InLoop(plain(pair.target), sampling, stop)
+        first: list[Step] = []
+
+        def heard(made: Generation) -> Generation:
+            """Keep the first step; what was watched took time that is not the decoder's."""
+            first.extend([] if first else made.steps[:1])
+            return made if watch is None else dataclasses.replace(made, seconds=made.seconds - watch.spent())
+
+        ours, base = judged_by(verifier, heard), InLoop(plain(pair.target), sampling, stop)
         if self.options.batch_size > 1:
-            answers = self._together(ours, self.questions, steps)
+            answers = self._together(ours, self.questions)
             baseline = self._together(base, self.questions[:: self.size.plain_every])
         else:
-            answers, baseline = self._in_turn(_watched(ours, watch, steps), base)
+            answers, baseline = self._in_turn(ours, base)
         counts = (count for answer in answers for count in answer["choices"][0]["tree_nodes"])
         if (most := max(counts, default=0)) > one.budget:
             raise ValueError(f"{one.policy} sent {most} nodes to the target, the budget is {one.budget}")
-        return line_of(one, answers, baseline, steps[0], watch.values if watch is not None else {})
+        efficiency = watch.values if watch is not None else {}
+        return _about(one, first[0]) | {
+            "figures": figures(answers, baseline, efficiency) | footprint(one.drafter),
+            "answers": [slim(answer) for answer in answers],
+            "plain": [slim(answer) for answer in baseline],
+        }
 
     def measure_peers(self, temperature: float) -> Record:
         """Answer the questions by plain decoding and as transformers does, in turn; return the line of all of them."""
@@ -154,8 +165,7 @@ class Bench:
 
     def _in_turn(self, ours: Method, base: Method) -> tuple[list[Record], list[Record]]:
         """The combination's answers and plain decoding's, one by one and by turns."""
-        answers: list[Record] = []
-        baseline: list[Record] = []
+        answers, baseline = list[Record](), list[Record]()
         for index, question in enumerate(self.questions):
             every = self.size.plain_every
             both = [(base, baseline), (ours, answers)] if index % every == 0 else [(ours, answers)]
@@ -167,20 +177,18 @@ class Bench:
         """What chooses the trees; a controller is new for each line."""
         if one.controls:
             return controller(one.policy, pair.target, pair.drafter, OptTree(one.budget), self.options.seed)
-        return one.build(self.rates(one)) if one.needs_rates else one.build()
+        return one.build(self.rates(one)) if takes(name_of(one.policy), "rates") else one.build()
 
-    def _together(self, method: InLoop, questions: Sequence[Question], kept: list[Step] | None = None) -> list[Record]:
-        """Answers to these questions, decoded side by side; `kept` gets the steps of the first one."""
+    def _together(self, method: InLoop, questions: Sequence[Question]) -> list[Record]:
+        """Answers to these questions, decoded side by side; the first one alone is heard."""
 
         def task(place: int, own: InLoop) -> Asking[Record]:
-            if place == 0 and kept is not None:
-                own = dataclasses.replace(own, heard=lambda made: None if kept else kept.extend(made.steps))
-            choices = yield from self.conversation.answer(questions[place], own)
+            heard = own if place == 0 else dataclasses.replace(own, heard=InLoop.heard)
+            choices = yield from self.conversation.answer(questions[place], heard)
             return {"question_id": questions[place].id, "choices": choices}
 
         tasks = [functools.partial(task, place) for place in range(len(questions))]
-        found = dict(side_by_side(method, tasks, self.options.batch_size))
-        return [found[place] for place in range(len(questions))]
+        return [made for _, made in sorted(side_by_side(method, tasks, self.options.batch_size))]
 
     def _answer(self, question: Question, method: Method) -> Record:
         return {"question_id": question.id, "choices": alone(method, self.conversation.answer(question, method))}
@@ -208,16 +216,35 @@ class Bench:
             Decoder(pair.target, pair.drafter, OptTree()).generate(pair.encode("Count to ten."), 16, stop=None)
 
 
-def _watched(method: Method, watch: Expectation | None, kept: list[Step]) -> Method:
-    """The same method: what `watch` spends is not the decoder's, and `kept` gets the steps of the first answer."""
+def _about(one: Combination, first: Step) -> Record:
+    """What a combination is, and its tree in the first step of the first answer."""
+    tree, log_probs = first.tree, first.tree.path_log_probs.round(4).tolist()
+    shape = {"parents": tree.parents.tolist(), "log_probs": log_probs, "path": first.path}
+    return {"question_id": one.key, "code": one.code, "cell": dataclasses.asdict(one), "first_tree": shape}
 
-    def generate(prompt: list[int], limit: int, seed: int) -> Generation:
-        before = watch.seconds if watch is not None else 0.0
-        generation = method(prompt, limit, seed)
-        assert isinstance(generation, Generation)
-        if not kept:
-            kept.extend(generation.steps)
-        spent = watch.seconds - before if watch is not None else 0.0
-        return dataclasses.replace(generation, seconds=generation.seconds - spent)
 
-    return generate
+def slim(answer: Record) -> Record:
+    """Without what no figure needs."""
+    dropped = ("prompt_ids", "token_ids", "idxs")
+    choices = [{key: value for key, value in choice.items() if key not in dropped} for choice in answer["choices"]]
+    return {**answer, "choices": choices}
+
+
+def _load(options: Options, combinations: Sequence[Combination]) -> dict[tuple[str, str], Pair]:
+    """Load a target and each drafter that is named, once; by the drafter's spec and how it is read, bare or fitted.
+
+    Raises ValueError where a fitted sharpening is asked for and none is stored.
+    """
+    pairs: dict[tuple[str, str], Pair] = {}
+    fitted = {one.drafter for one in combinations if one.sharpening == "fitted"}
+    drafters = list(dict.fromkeys(one.drafter for one in combinations))
+    for spec, pair in load_several(options, drafters, options.check_device()).items():
+        if spec in fitted:
+            if resolved(pair)["sharpening"] is None:
+                raise ValueError(
+                    f"no calibration is stored beside {spec}: --sharpening bare, or opt_tree.training.fitting.calibrate"
+                )
+            pairs[spec, "fitted"] = pair
+        # Above temperature 0 a drafter is bare; so it is here, whatever the temperature.
+        pairs[spec, "bare"] = dataclasses.replace(pair, drafter=copy.copy(pair.drafter).calibrated(1.0))
+    return pairs

@@ -65,13 +65,9 @@ class Options(Asked):
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ValueError(f"--preset {self.preset} is a ready list of combinations: leave out {flags}")
         super().__post_init__()
-        if self.batch_size > 1:
-            self._check_batch()
-
-    def _check_batch(self) -> None:
-        if self.peers or self.size.peers:
+        if self.batch_size > 1 and (self.peers or self.size.peers):
             raise ValueError("--batch-size: --peers compares times; leave one of them out")
-        if self.expect_every and any(one.temperature for one in self.combinations):
+        if self.batch_size > 1 and self.expect_every and any(one.temperature for one in self.combinations):
             raise ValueError("--batch-size: block efficiency is computed one by one; --expect-every 0 leaves it out")
 
     @property

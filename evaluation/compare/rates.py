@@ -62,11 +62,6 @@ class Counts:
     tried: Int[np.ndarray, "depths ranks"]
     accepted: Int[np.ndarray, "depths ranks"]
 
-    @classmethod
-    def none(cls, depths: int, ranks: int) -> "Counts":
-        """Nothing counted yet."""
-        return cls(np.zeros((depths, ranks), dtype=np.int64), np.zeros((depths, ranks), dtype=np.int64))
-
     def add(self, generation: Generation) -> None:
         """Count every node whose next token was emitted: of the last step, those before the generation's end."""
         for step, emitted in zip(generation.steps, generation.accept_lengths, strict=True):
@@ -109,7 +104,7 @@ def measure(
 ) -> Counts:
     """Let the library's loop answer the questions with the measuring tree, and count."""
     siblings, verifier = KINDS[kind]
-    tree, counts = measuring_tree(WIDTH, DEPTH, siblings), Counts.none(DEPTH, WIDTH)
+    tree, counts = measuring_tree(WIDTH, DEPTH, siblings), Counts(*np.zeros((2, DEPTH, WIDTH), dtype=int))
     decoder = Decoder(pair.target, pair.drafter, tree, verifier)
 
     def answer(prompt: list[int], limit: int, seed: int) -> Generation:

@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import dataclass
 
-from evaluation.compare.combinations import Combination, Grid
+from evaluation.compare.combinations import Combination, Grid, is_calibrated
 
 DRAFT, HEAD = "lm:demo", "eagle:demo"
 
@@ -21,7 +21,6 @@ def paper() -> list[Grid]:
     ]
 
 
-RASD, GRAFT = f"rasd:{HEAD}+store:demo", f"{HEAD}+store:demo"
 DRAFTERS: dict[str, tuple[str, ...]] = {
     DRAFT: ("opt:0.2", "binary"),
     HEAD: ("opt:0.2", "eagle2"),
@@ -29,14 +28,12 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
     "ngram": ("opt:0", "chain"),
     "store:demo": ("opt:0",),
     "recycling": ("opt:0", "recycling_tree"),
-    f"graft:1:{GRAFT}": ("opt:0.05",),
-    f"graft:2:{GRAFT}": ("opt:0.05",),
-    RASD: ("opt:0.2", "eagle2"),
-    **dict.fromkeys(SMALL := ("exit:demo", "parallelspec:demo", "dspark:demo"), ("opt:0.05", "chain")),
+    f"graft:1:{HEAD}+store:demo": ("opt:0.05",),
+    f"graft:2:{HEAD}+store:demo": ("opt:0.05",),
+    f"rasd:{HEAD}+store:demo": ("opt:0.2", "eagle2"),
+    **dict.fromkeys(("exit:demo", "parallelspec:demo", "dspark:demo"), ("opt:0.05", "chain")),
 }
 """What drafts, and under which trees: OPT-Tree, whose threshold is about what a layer costs, then its paper's."""
-FITTED = (DRAFT, HEAD, "eagle3:demo", f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RASD, *SMALL)
-"""Those that bring a fitted sharpening."""
 
 
 def drafters() -> list[Grid]:
@@ -47,7 +44,7 @@ def drafters() -> list[Grid]:
     sizes = {0: (8, 12, 24, 60), 1: (8, 60)}
     grids = []
     for (temperature, budgets), (drafter, trees) in itertools.product(sizes.items(), DRAFTERS.items()):
-        read = ("fitted",) if drafter in FITTED else ("bare",)
+        read = ("fitted",) if is_calibrated(drafter) else ("bare",)
         grids.append(Grid(trees, temperatures=(temperature,), budgets=budgets, drafters=(drafter,), sharpening=read))
     return grids
 

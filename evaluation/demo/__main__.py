@@ -78,12 +78,9 @@ def run(options: Options) -> None:
     prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
 
     place = environment(device)
-    facts = {
-        "models": describe_models(options, pair),
-        "forwards": describe_forwards(options, pair),
-        "machine": describe_machine(place, device),
-        "loaded": f"in {loading:.0f} s; this process has {psutil.Process().memory_info().rss / 1e9:.1f} GB of memory",
-    }
+    memory = psutil.Process().memory_info().rss / 1e9
+    facts = describe(options, pair, place)
+    facts["loaded"] = f"in {loading:.0f} s; this process has {memory:.1f} GB of memory"
     decoder, policy = make_decoder(options, pair)
     print(facts["models"], f"forwards: {facts['forwards']}", facts["machine"], sep="\n")
     print(f"loaded {facts['loaded']}")
@@ -129,17 +126,12 @@ def stream(
 ) -> tuple[Generation | Beside, list[Ceiling]]:
     """Decode one prompt and show it as it comes; for a page, with other policies' trees and its own trees' ceilings."""
     streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout))
+    given: Any = {"sampling": options.sampling, "stop": pair.stop, "streamer": streamer, "seed": options.seed}
     if not options.html:
-        return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed), []
+        return decoder.generate(prompt, options.max_new_tokens, **given), []
     watch = Ceilings(decoder.policy, options.sampling)
     watched = Decoder(pair.target, pair.drafter, watch, decoder.verifier)
     others = {name: make_policy(name, options.policy().nodes) for name in BESIDE}
-    given: dict[str, Any] = {
-        "sampling": options.sampling,
-        "stop": pair.stop,
-        "streamer": streamer,
-        "seed": options.seed,
-    }
     return generate_beside(watched, others, prompt, options.max_new_tokens, **given), watch.found
 
 
@@ -163,10 +155,19 @@ def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTraine
     return found | ({ASSISTED: own[ASSISTED]} if ASSISTED in own else {})
 
 
-def describe_models(options: Options, pair: Pair) -> str:
-    """Say what decodes and what drafts: names, sizes, dtypes, the fitted sharpening."""
+def describe(options: Options, pair: Pair, place: dict[str, Any]) -> dict[str, str]:
+    """Say what decodes and what drafts (names, sizes, dtypes, the fitted sharpening), by which forwards, and where.
+
+    Without the machine, its load and the versions, figures mean nothing.
+    """
     through = f" through {options.through}" if options.through else ""
-    return f"target {options.base_model_path}{through}: {pair.target.size}; {described(pair.drafter)}"
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    versions = f"torch {place['torch']}, transformers {place['transformers']}, Python {place['python']}"
+    return {
+        "models": f"target {options.base_model_path}{through}: {pair.target.size}; {described(pair.drafter)}",
+        "forwards": describe_forwards(options, pair),
+        "machine": f"{pair.target.device.type}: {machine_of(place)}{load}; {versions}",
+    }
 
 
 def describe_forwards(options: Options, pair: Pair) -> str:
@@ -177,12 +178,8 @@ def describe_forwards(options: Options, pair: Pair) -> str:
     if all(compiled):
         return f"compiled for this CPU ({packages.cache_folder()})"
     found = f"{sum(compiled)} of {counted(len(compiled), 'model')} compiled, else eager" if any(compiled) else "eager"
-    hint = (
-        ""
-        if options.compile or options.eager or options.unpacked or pair.target.device.type != "cpu"
-        else "; faster with --compile"
-    )
-    return f"{found}{hint}"
+    settled = options.compile or options.eager or options.unpacked or pair.target.device.type != "cpu"
+    return found if settled else f"{found}; faster with --compile"
 
 
 def describe_sampling(sampling: Sampling) -> str:
@@ -190,13 +187,6 @@ def describe_sampling(sampling: Sampling) -> str:
     if sampling.greedy:
         return "greedy"
     return f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k or 'off'}"
-
-
-def describe_machine(about: dict[str, Any], device: torch.device) -> str:
-    """Say on what the figures were measured; without it they mean nothing."""
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    versions = f"torch {about['torch']}, transformers {about['transformers']}, Python {about['python']}"
-    return f"{device.type}: {machine_of(about)}{load}; {versions}"
 
 
 class ColorStreamer:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from evaluation.answers.record import first_difference
 from evaluation.command_line import table as lay_out
 from evaluation.divergence import Divergence, Explainer
 from evaluation.run.models import made_of
 from evaluation.timing import BASELINES, Row, Timings, contested, overview, step_figures
 from opt_tree import Pair, Sampling
 from opt_tree.errors import counted
+from opt_tree.target import shared
 
 PLAIN, GREEDY, ASSISTED = BASELINES
 OURS = "OPT-Tree"
@@ -40,13 +40,13 @@ def different_texts(
     reference, explainer, found = timings.texts(PLAIN), None, []
     for method in timings.runs if sampling.greedy else [OURS]:
         for index, (text, expected) in enumerate(zip(timings.texts(method), reference, strict=True)):
-            if (position := first_difference(text, expected)) is None:
+            if text == expected:
                 continue
             why = None
             with contextlib.suppress(torch.OutOfMemoryError):
                 explainer = explainer or Explainer(pair.target)  # copies the target, so only where it is needed
                 why = explainer.explain(prompts[index], text, expected, sampling, seed)
-            found.append(DifferentText(method, index, position, why))
+            found.append(DifferentText(method, index, shared(text, expected), why))
     return found
 
 

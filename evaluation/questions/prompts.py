@@ -39,26 +39,19 @@ class Prompter:
 
     def encode(self, questions: Sequence[str], answers: Sequence[str]) -> list[int]:
         """Token ids of a conversation whose last question is to be answered: one answer fewer than questions."""
+        said = [text for turn in zip(questions, [*answers, None], strict=True) for text in turn]
         if self.template is not None:
             conversation = get_template(self.template)
-            for question, answer in zip(questions, [*answers, None], strict=True):
-                conversation.append_message(conversation.roles[0], question)
-                conversation.append_message(conversation.roles[1], answer)
+            for place, own in enumerate(said):
+                conversation.append_message(conversation.roles[place % 2], own)
             return self.tokenizer(conversation.get_prompt()).input_ids
-        messages = []
-        for question, answer in zip(questions, [*answers, None], strict=True):
-            messages.append({"role": "user", "content": question})
-            if answer is not None:
-                messages.append({"role": "assistant", "content": answer})
+        messages = [{"role": ("user", "assistant")[place % 2], "content": own} for place, own in enumerate(said[:-1])]
         text = render(self.tokenizer, messages, enable_thinking=False)
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def trim(self, tokens: list[int]) -> list[int]:
         """Cut after the first token at which `stop` fires: the same end for every method."""
-        if self.stop.strings:
-            ends = (end for end in range(1, len(tokens) + 1) if self.stop(tokens[:end]))
-        else:
-            ends = (end for end, token in enumerate(tokens, 1) if token in self.stop.tokens)
+        ends = (end for end in range(1, len(tokens) + 1) if self.stop(tokens[:end]))
         return tokens[: next(ends, len(tokens))]
 
     def text(self, tokens: list[int]) -> str:

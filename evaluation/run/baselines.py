@@ -4,9 +4,9 @@ The plain loop with an empty tree is a decoder of the library (`opt_tree.tools.p
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ class InLoop:
     forget: bool = False
     """Whether a drafter that learns begins each answer with nothing: as it must where it sees a text more than once."""
 
-    heard: Callable[[Generation], None] | None = None
-    """Who is shown each answer."""
+    heard: Callable[[Generation], Generation] = lambda made: made
+    """What is made of each answer."""
 
     def __call__(self, prompt: list[int], limit: int, seed: int = 0) -> Generation:
         return self.decoder.compute(self.ask(prompt, limit, seed))
@@ -42,10 +42,7 @@ class InLoop:
         """The same, as a generator of the forwards that it needs."""
         if self.forget and self.decoder.drafter is not None:
             self.decoder.drafter.clear()
-        made = yield from self.decoder.answer(prompt, limit, self.sampling, self.stop, seed=seed)
-        if self.heard is not None:
-            self.heard(made)
-        return made
+        return self.heard((yield from self.decoder.answer(prompt, limit, self.sampling, self.stop, seed=seed)))
 
 
 def transformers_methods(
@@ -59,15 +56,11 @@ def transformers_methods(
     if assistant is not None:
         logging.set_verbosity_error()  # from here on: transformers' assisted generation warns of its own configuration
         known["transformers, assisted"] = assisted_by(assistant, pair, sampling)
-
-    def method(options: dict[str, Any]) -> Method:
-        return lambda prompt, limit, seed: transformers_greedy(pair, prompt, limit, sampling, seed, **options)
-
-    return {name: method(options) for name, options in known.items()}
+    return {name: partial(transformers_greedy, pair, sampling=sampling, **options) for name, options in known.items()}
 
 
 def transformers_greedy(
-    pair: Pair, prompt: list[int], max_new_tokens: int, sampling: Sampling = Sampling(), seed: int = 0, **options: Any
+    pair: Pair, prompt: list[int], max_new_tokens: int, seed: int = 0, sampling: Sampling = Sampling(), **options: Any
 ) -> Timed:
     """Decode one prompt, timed, as `transformers_batch` does: greedy, or sampled where `sampling` says so."""
     if not sampling.greedy:
@@ -118,23 +111,17 @@ def transformers_batch(
     ids = torch.tensor([[config.pad_token_id] * n + prompt for n, prompt in zip(empty, prompts, strict=True)])
     mask = torch.tensor([[0] * n + [1] * len(prompt) for n, prompt in zip(empty, prompts, strict=True)])
     model, device = pair.target.model, pair.target.device
-    with _nothing_of_the_checkpoint(model):
+    # `generate` fills up with the checkpoint's defaults what a config leaves open.
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    try:
         output = model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=config, **options)
+    finally:
+        model.generation_config = kept
     found = []
     for tokens in output[:, longest:].tolist():  # type: ignore[index]
         end = next((place for place, token in enumerate(tokens) if token in pair.stop.tokens), len(tokens))
         found.append(tokens[: end + 1])
     return found
-
-
-@contextmanager
-def _nothing_of_the_checkpoint(model: Any) -> Iterator[None]:
-    """Inside, `generate` finds no defaults of the checkpoint: it fills up with them what a config leaves open."""
-    kept, model.generation_config = model.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = kept
 
 
 def _config(pair: Pair, length: int, max_new_tokens: int, sampling: Sampling) -> GenerationConfig:

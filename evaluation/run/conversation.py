@@ -12,9 +12,8 @@ from evaluation.answers.record import add_turn, seed_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question
 from evaluation.run.baselines import InLoop
-from evaluation.run.options import Options
 from evaluation.timing import Method, Timed
-from opt_tree import Generation, Pair
+from opt_tree import Generation
 from opt_tree.target import Asking, run_alone
 from opt_tree.tools.ceiling import Ceilings
 
@@ -32,9 +31,9 @@ def alone(method: Method, asking: Asking[T]) -> T:
 def side_by_side(method: Method, tasks: Iterable[Task[T]], width: int) -> Iterator[tuple[int, T]]:
     """Give each task the method; yield its place and what it returns as it ends.
 
-    With a `width` above 1 so many run side by side, each with a decoder of its own, where the library's loop decodes.
+    Where the library's loop decodes, `width` of them run side by side, each with a decoder of its own.
     """
-    if width == 1 or not isinstance(method, InLoop):
+    if not isinstance(method, InLoop):
         yield from ((place, alone(method, task(method))) for place, task in enumerate(tasks))
         return
     jobs = ((lambda own, task=task: task(replace(method, decoder=own))) for task in tasks)
@@ -81,9 +80,3 @@ class Conversation:
             return result.finish_reason
         stopped = self.prompter.stop(result.tokens)
         return stopped or ("length" if len(result.tokens) == self.max_new_tokens else "context")
-
-
-def conversation_of(options: Options, pair: Pair) -> Conversation:
-    """How the options of a run say that questions are put."""
-    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
-    return Conversation(prompter, options.max_new_token, options.num_choices, options.seed)

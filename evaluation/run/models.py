@@ -151,7 +151,7 @@ def make_method(name: str, options: Options, pair: Pair, prompter: Prompter) -> 
     if name == "transformers":
 
         def generate(prompt: list[int], limit: int, seed: int) -> Timed:
-            timed = transformers_greedy(pair, prompt, limit, sampling, seed)
+            timed = transformers_greedy(pair, prompt, limit, seed, sampling)
             # It knows the stop tokens of the pair, not those of a FastChat template.
             return Timed(prompter.trim(timed.tokens), timed.seconds)
 

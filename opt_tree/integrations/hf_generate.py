@@ -135,7 +135,9 @@ def _generate(
     (beams, attentions) is refused in one line.
     """
     caches = [model_kwargs.pop(name, None) for name in CACHE_NAMES]
-    model_kwargs["cache"] = next((cache for cache in caches if cache is not None), None)
+    given = next((cache for cache in caches if cache is not None), None)
+    # What transformers made by itself is empty.
+    model_kwargs["cache"] = given if getattr(given, "_is_user_defined", False) else None
     kept = _kept_by_generate(model)
     if streamer is not None or kept["streamer"] is not None:
         streamer = _EndedOnce(kept["streamer"], True) if streamer is None else _EndedOnce(streamer, False)
@@ -154,11 +156,11 @@ def _generate(
         if stop_strings:
             criteria.append(_stop_strings(stop_strings, tokenizer))
         pad = _pad_token(config, criteria, len(prompts))
-        asked = _Asked(input_ids, prompts, tuple(logits_processor or ()), criteria, config, pad, goes_on)
+        asked = _Asked(input_ids, prompts, tuple(logits_processor or ()), criteria, config, goes_on)
         with decoder.locked():
             with start:
                 results, recorders = _decode(decoder, asked, 1.0 if sampled else 0.0, streamer, seed)
-            sequences = padded(input_ids, [result.tokens for result in results], asked.pad)
+            sequences = padded(input_ids, [result.tokens for result in results], pad)
             cache = _returned_cache(target, sequences[:, :-1], config, model_kwargs, alone)
     except BaseException:
         if streamer is not None:
@@ -193,8 +195,6 @@ class _Asked:
     processors: tuple[Any, ...]
     criteria: StoppingCriteriaList
     config: GenerationConfig
-    pad: int
-    """The token behind shorter answers."""
     goes_on: bool
     """Whether the text is what the decoder's own cache holds already, and more."""
 
@@ -354,9 +354,12 @@ def _goes_on(target: AnyLM, input_ids: Int[Tensor, "batch length"], inputs: Mapp
     """
     past = inputs.get("cache")
     plain = all(value is None or name in _PLAIN_INPUTS for name, value in inputs.items())
-    if not (alone and plain and getattr(past, "_is_user_defined", False)):
-        return False
-    if type(past) is not DynamicCache or not isinstance(target, CausalLM) or target.ranks is not None:
+    if (
+        not (alone and plain)
+        or type(past) is not DynamicCache
+        or not isinstance(target, CausalLM)
+        or target.ranks is not None
+    ):
         return False
     return 0 < past.get_seq_length() < input_ids.shape[1] and target.begins_with(past, input_ids[0].tolist())
 
@@ -370,8 +373,6 @@ def _start(
 ) -> AbstractContextManager:
     """Return the context in which the prompt begins with rows that transformers computed: a given cache, or media."""
     target, past = cast(AnyLM, decoder.target), cast(Any, inputs.get("cache"))
-    if not getattr(past, "_is_user_defined", False):
-        past = None  # transformers made it, and it is empty
     kind = target.model.config.model_type
     media = {name: value for name, value in inputs.items() if name not in _PLAIN_INPUTS and value is not None}
     if not media.get(_ENCODED, True):  # it is there, and empty, where there is no image either
@@ -445,19 +446,18 @@ def _returned_cache(
 
     Those of a batch are computed once more: side by side each text has rows of its own length, without padding.
     """
-    given = inputs.get("cache")
-    given = given if getattr(given, "_is_user_defined", False) else None
-    if given is None and not (config.return_dict_in_generate and config.use_cache):
+    cache = inputs.get("cache")
+    if cache is None and not (config.return_dict_in_generate and config.use_cache):
         return None
     if target.ranks is not None:
         return None  # rank 0 has its own part of the rows, and tells the others of text
+    if cache is None:
+        cache = DynamicCache(config=target.model.config.get_text_config(decoder=True))
     if not alone:
-        own = DynamicCache(config=target.model.config.get_text_config(decoder=True))
-        return padded_cache(target.model, ids, inputs.get("attention_mask"), own)
+        return padded_cache(target.model, ids, inputs.get("attention_mask"), cache)
     tokens = ids[0].tolist()
     if isinstance(target, ChainLM):
         return target.cache_of(tokens)
-    cache = DynamicCache(config=target.model.config.get_text_config(decoder=True)) if given is None else given
     if target.recurrent:  # which keeps the state behind the last token, too
         past: dict[str, Any] = {cache_name(unwrapped(target.model)) or "past_key_values": cache}
         with torch.no_grad():

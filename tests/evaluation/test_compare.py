@@ -17,9 +17,8 @@ from evaluation.answers.comparison import counts, difference, promise, summarise
 from evaluation.answers.record import seed_of
 from evaluation.compare import __main__ as compare
 from evaluation.compare import expectation, measure
-from evaluation.compare.combinations import SIBLINGS, Combination, Grid
+from evaluation.compare.combinations import SIBLINGS, Combination, Grid, footprint
 from evaluation.compare.expectation import Expectation
-from evaluation.compare.lines import footprint
 from evaluation.compare.plots import COLOURS, _shades, panels_of
 from evaluation.compare.studies import STUDIES, study
 from opt_tree import Decoder, OptTree, Sampling, load_pair

@@ -370,7 +370,7 @@ def test_the_streamer_shows_each_step_at_once(color, text):
 
 def transformers_assisted(pair, prompt, limit, sampling=Sampling(), seed=0, assistant=None):
     options = assisted_by(assistant or assistant_of(pair.drafter), pair, sampling)
-    return transformers_greedy(pair, prompt, limit, sampling, seed, **options)
+    return transformers_greedy(pair, prompt, limit, seed, sampling, **options)
 
 
 @pytest.mark.slow
@@ -406,9 +406,9 @@ def test_the_checkpoints_own_generation_defaults_do_not_bend_the_baseline(pair, 
     assert transformers_greedy(pair, prompt, 30).tokens == expected
     assert transformers_batch(pair, [prompt], 30) == [expected]
     assert pair.target.model.generation_config is own and own.num_beams == 3
-    drawn = transformers_greedy(pair, prompt, 30, Sampling(1.0)).tokens
+    drawn = transformers_greedy(pair, prompt, 30, sampling=Sampling(1.0)).tokens
     monkeypatch.setattr(own, "min_p", 0.9)
-    assert transformers_greedy(pair, prompt, 30, Sampling(1.0)).tokens == drawn
+    assert transformers_greedy(pair, prompt, 30, sampling=Sampling(1.0)).tokens == drawn
 
 
 def test_the_baselines_stop_at_the_end_of_the_context(pair):
@@ -437,7 +437,7 @@ def test_a_bfloat16_target_takes_a_float32_assistant(folders):
 def test_sampled_baselines_obey_their_seed(pair):
     prompt, sampling = pair.encode("hello"), Sampling(1.5, top_p=0.95)
     for method in (transformers_greedy, transformers_assisted):
-        first, again, other = (method(pair, prompt, 20, sampling, seed).tokens for seed in (1, 1, 2))
+        first, again, other = (method(pair, prompt, 20, sampling=sampling, seed=seed).tokens for seed in (1, 1, 2))
         assert first == again != other
 
 

@@ -35,7 +35,7 @@ def generate(policy: TreePolicy, verifier: Verifier, generations: int) -> list[G
 def count(kind: str, width: int, depth: int, generations: int) -> Counts:
     """What a number of generations on the measuring tree counts."""
     siblings, verifier = KINDS[kind]
-    counts = Counts.none(depth, width)
+    counts = Counts(*np.zeros((2, depth, width), dtype=int))
     for generation in generate(measuring_tree(width, depth, siblings), verifier, generations):
         counts.add(generation)
     return counts
@@ -100,7 +100,7 @@ def test_nothing_is_counted_behind_the_end_of_a_generation() -> None:
     laws = everywhere((0.0, 1.0, 0.0, 0.0))
     decoder = Decoder(TableTarget(laws, 4), TableDrafter(laws), measuring_tree(2, 4))
     generation = decoder.generate(CONTEXT, 9, stop=Stop(frozenset({1})))
-    counts = Counts.none(4, 2)
+    counts = Counts(*np.zeros((2, 4, 2), dtype=int))
     counts.add(generation)
     assert len(generation.tokens) == 1 and generation.steps[0].accepted == 1
     # The token of rank 1 has probability 0: it is no child, and so was not tried.

@@ -126,10 +126,6 @@ class Engine:
         self._thread.start()
 
     @property
-    def lanes(self) -> int:
-        return len(self._lanes)
-
-    @property
     def open(self) -> int:
         """How many texts are decoded or wait."""
         return len(self._waiting) + len(self._live)
