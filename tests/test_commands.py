@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 import opt_tree.__main__ as library
 from evaluation import report
-from evaluation.answers.metrics import estimate
+from evaluation.answers.metrics import bootstrap
 from evaluation.command_line import parse, run_command
 from evaluation.compare import options as compare
 from evaluation.compare.studies import STUDIES
@@ -216,23 +216,22 @@ def test_git_ignores_what_commands_write_by_default():
 
 def test_an_interval_over_a_few_questions_is_noted():
     with pytest.warns(UserWarning, match="over 3 questions are too narrow: take 10 or more"):
-        estimate(np.ones((3, 1)), lambda sums: sums[..., 0])
+        bootstrap(lambda rows: rows.mean(-1), 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(estimate(np.ones((10, 1)), lambda sums: sums[..., 0])[1]) == 2
-    assert estimate(np.ones((1, 1)), lambda sums: sums[..., 0]) == (1.0, None)
+        assert len(bootstrap(lambda rows: rows.mean(-1), 10)) == 2
+    assert bootstrap(lambda rows: rows.mean(-1), 1) is None
 
 
 def test_an_interval_is_that_of_the_published_figures():
     """Question numbers are drawn, and percentiles taken, as when results/ was measured."""
     spent = np.random.default_rng(3).lognormal(size=(30, 2))
 
-    def ratio(sums):
-        return sums[..., 0] / sums[..., 1]
+    def ratio(rows):
+        return np.divide(*np.moveaxis(spent[rows].sum(-2), -1, 0))
 
     draws = np.random.default_rng(0).integers(30, size=(2000, 30))
-    edges = np.percentile(ratio(spent[draws].sum(1)), (2.5, 97.5))
-    assert estimate(spent, ratio) == (pytest.approx(ratio(spent.sum(0))), pytest.approx(edges, rel=1e-12))
+    assert bootstrap(ratio, 30) == pytest.approx(np.percentile(ratio(draws), (2.5, 97.5)), rel=1e-12)
 
 
 def test_what_the_pages_ask_to_run_is_found_and_each_reason_to_leave_something_out_is_needed():

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy import stats
 
 from evaluation.answers.record import exact_match, paired
 from evaluation.answers.steps import Record, alone, ceiling, choices, left_at_last_layer, steps_of, total
@@ -115,19 +116,22 @@ def speed_up_macro(answers: Records, baseline: Records) -> float | None:
 
 
 def estimate(questions: Any, statistic: Callable[[Any], Any]) -> Estimate:
-    """A statistic of sums over questions, a row each, and its 95 % interval by resampling them (percentiles).
-
-    No interval for a single question.
-    """
+    """A statistic of sums over questions, a row each, and its 95 % interval by resampling them."""
     rows = np.asarray(questions, dtype=float)
-    value, count = float(statistic(rows.sum(0))), len(rows)
+    return float(statistic(rows.sum(0))), bootstrap(lambda drawn: statistic(rows[drawn].sum(-2)), len(rows))
+
+
+def bootstrap(statistic: Callable[[Any], Any], count: int) -> list[float] | None:
+    """A 95 % interval by resampling `count` questions (percentiles); None for a single one."""
     if count < 2:
-        return value, None
+        return None
     if count < FEW:
         message = f"95 % intervals over {count} questions are too narrow: take {FEW} or more"
         warnings.warn_explicit(message, UserWarning, "evaluation", 0, registry=_SAID)  # of no line, so none is shown
-    drawn = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
-    return value, np.percentile(statistic(rows[drawn].sum(1)), (2.5, 97.5)).tolist()
+    found = stats.bootstrap(
+        (np.arange(count),), lambda rows, axis: statistic(rows), n_resamples=RESAMPLES, method="percentile", rng=0
+    )
+    return list(map(float, found.confidence_interval))
 
 
 def totals(answers: Records, *keys: str) -> Float[np.ndarray, "answers keys"]:
