@@ -127,21 +127,16 @@ def sizes(
 ) -> Iterator[tuple[TreePolicy, int, int]]:
     """Policies, vocabularies and depths, small trees first."""
     for layers in range(1, depth + 1):
-        if isinstance(children, TreePolicy):
-            policies: list[TreePolicy] = [children]
-        else:
-            policies = [Layers(fewer, layers) for fewer in _fewer(children)]
-        for policy in policies:
-            for tokens in range(smallest, vocab + 1):
-                yield policy, tokens, layers
+        for part in [children] if isinstance(children, TreePolicy) else _fewer(children):
+            policy = part if isinstance(part, TreePolicy) else Layers(part, layers)
+            yield from ((policy, tokens, layers) for tokens in range(smallest, vocab + 1))
 
 
 def _fewer(children: Children) -> list[Children]:
     """The same kind with one child a node, two, ..., as many as there are."""
-    counts = {name: vars(children).get(name) for name in ("per_node", "total")}
-    for name, count in counts.items():
-        if isinstance(count, int):
-            kind: Any = children
+    kind: Any = children
+    for name in ("per_node", "total"):
+        if isinstance(count := vars(children).get(name), int):
             return [dataclasses.replace(kind, **{name: fewer}) for fewer in range(1, count + 1)]
     return [children]
 
