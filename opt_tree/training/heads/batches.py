@@ -59,14 +59,13 @@ class Documents:
 
     def __getitem__(self, group: Group) -> Batch:
         part, first, last = self.parts[group[0]], group[1], group[2]
-        spans = [(int(part.starts[i]), int(part.starts[i + 1])) for i in range(first, last)]
+        lengths, rows = part.starts[first : last + 1].diff(), slice(part.starts[first], part.starts[last])
 
         def pad(tensor: Tensor) -> Tensor:
-            return nn.utils.rnn.pad_sequence([tensor[start:end] for start, end in spans], batch_first=True)
+            return nn.utils.rnn.pad_sequence(tensor[rows].split(lengths.tolist()), batch_first=True)
 
-        place = torch.arange(max(end - start for start, end in spans))[None]
-        lengths = torch.tensor([end - start for start, end in spans])[:, None]
-        judged = (place >= part.answers[first:last, None] - 1) & (place < lengths)
+        place = torch.arange(int(lengths.max()))[None]
+        judged = (place >= part.answers[first:last, None] - 1) & (place < lengths[:, None])
         features = {layer: pad(part.features[layer]) for layer in dict.fromkeys(self.layers)}
         return Batch(pad(part.tokens).long(), judged, features, self.layers)
 
