@@ -7,6 +7,7 @@ steps are priced: by what they cost here, side by side, and on machines whose co
 import itertools
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -35,6 +36,8 @@ LONGEST = f"the chain of {max(CHAINS)}"
 RESAMPLES = 2000
 FEWEST = 2
 """Texts: an interval is over texts."""
+PARTS = 1 << 30
+"""Steps in which a share is looked for."""
 
 
 def grid() -> dict[str, TreePolicy]:
@@ -162,20 +165,14 @@ def break_even(costs: Costs) -> float | None:
     A chain of k tokens brings 1 + a + ... + a^k of them (arXiv:2211.17192, eq. 1). None: a = 1 is not enough.
     """
 
-    def gain(share: float) -> float:
-        lengths = range(1, 17)
-        return max(
-            sum(share**i for i in range(k + 1)) * costs.plain / (costs.score(k + 1) + costs.draft(k, k - 1))
-            for k in lengths
-        )
+    seconds = {k: costs.score(k + 1) + costs.draft(k, k - 1) for k in range(1, 17)}
 
-    if gain(1.0) < 1:
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (low, middle) if gain(middle) >= 1 else (middle, high)
-    return high
+    def pays(part: int) -> bool:
+        share = part / PARTS
+        return any(sum(share**i for i in range(k + 1)) * costs.plain >= spent for k, spent in seconds.items())
+
+    least = bisect_left(range(PARTS + 1), True, key=pays)
+    return least / PARTS if least <= PARTS else None
 
 
 def _whole_steps(generations: Sequence[Generation]) -> list[tuple[float, int]]:

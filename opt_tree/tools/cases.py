@@ -161,13 +161,13 @@ def enumerated(verifier: Verifier | Rule, case: Case) -> Case:
 def _judge(verifier: Verifier | Rule, tree: Tree, case: Case) -> Callable[[EnumeratingRandom], tuple[Text, int]]:
     """The verifier on one tree, as a function of the random choices alone."""
     paths = [path[1:] for path in paths_of(tree, (case.vocab,))]
-    expanded = {int(draft_row): row for row, draft_row in enumerate(tree.draft_rows) if draft_row >= 0}
     logits, drafts = log_rows(case.target, paths), np.zeros((len(tree), case.vocab))
-    for row in np.flatnonzero(tree.draft_rows >= 0):
-        drafts[row] = case.drafter(paths[row])
+    rows = np.flatnonzero(tree.draft_rows >= 0)
+    drafts[rows] = [case.drafter(paths[row]) for row in rows]
     if isinstance(verifier, Verifier):
         if tree.draft_log_probs is None:  # of deterministic children, which a verifier may take for drawn ones
-            known = np.array([drafts[expanded.get(place, 0)] for place in range(max(expanded) + 1)])
+            known = np.zeros((tree.draft_rows.max() + 1, case.vocab))
+            known[tree.draft_rows[rows]] = drafts[rows]
             tree = dataclasses.replace(tree, draft_log_probs=torch.from_numpy(known).log())
         scores = _SAMPLING.processed(logits, tree, [case.vocab])
         call: Callable[[Random], Any] = lambda random: verifier(tree, scores, random)  # noqa: E731

@@ -18,15 +18,12 @@ SHARES = {"eagle3": (0.33, 0.2), "eagle": (0.33, 0.2), "store": (0.7, 0.15)}
 """Of the minutes, by kind: for the answers, and for calibration and verdict. Features and head have the rest."""
 
 
-UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-
-
 def parse_size(text: str) -> int:
     """Read 5GB, 800MB, 1.5G: bytes, above 0."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", text.upper())
     if not found or not float(found[1]):
         raise argparse.ArgumentTypeError(f"takes a size such as 5GB or 800MB, got {text}")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(found[1]) * 1000 ** ("", "K", "M", "G", "T").index(found[2]))
 
 
 def new_parser() -> TrainingParser:
