@@ -87,7 +87,7 @@ def train(args: argparse.Namespace) -> None:
         work.save()
         for name, some in prompts.items():
             write_text(args.output / f"{name}.jsonl", "".join(json.dumps({"prompt": text}) + "\n" for text in some))
-        found = [_judge(work, spec) for spec in _combined(_parts(work, config))]
+        found = [_judge(work, spec) for spec in _parts(work, config)]
     _conclude(args, given, found)
 
 
@@ -128,16 +128,20 @@ def _state(args: argparse.Namespace, prompts: dict[str, list[str]]) -> dict[str,
 
 
 def _parts(work: StagedRun, config: Any) -> list[str]:
-    """Make the parts that are not there yet; return their specs: the head, if one was asked for, and the store."""
+    """Make the parts that are not there yet; return the specs of the drafters that they make.
+
+    These are the store alone, and where a head was asked for the head alone, and the head's layer above the store's.
+    """
+    head, store = "eagle:{here}/head", "store:{here}/store"
     layers = chosen_layers(None, config.num_hidden_layers) if work.args.kind == "eagle3" else ()
     _once(work, "answers", lambda: _answers(work, config, layers))
     _once(work, "store", lambda: _store(work, config))
     if work.args.kind == "store":
-        return ["store:{here}/store"]
+        return [store]
     _once(work, "features", lambda: _features(work, layers))
     _once(work, "head", lambda: _head(work, config))
     _once(work, "calibrated", lambda: _calibrate(work))
-    return ["eagle:{here}/head", "store:{here}/store"]
+    return [store, head, f"graft:1:copy:{head}+{store}"]
 
 
 def _once(work: StagedRun, name: str, stage: Callable[[], object]) -> None:
@@ -201,14 +205,6 @@ def _calibrate(work: StagedRun) -> None:
         work.run("calibration", 60, "training.fitting.calibrate", *words)
     except ValueError as error:
         tqdm.write(f"not calibrated: {error}")
-
-
-def _combined(specs: Sequence[str]) -> list[str]:
-    """The drafters that the parts make: the store alone, the head alone, and the head's layer above the store's."""
-    if len(specs) == 1:
-        return list(specs)
-    head, store = specs
-    return [store, head, f"graft:1:copy:{head}+{store}"]
 
 
 def _placed(args: argparse.Namespace, spec: str) -> str:

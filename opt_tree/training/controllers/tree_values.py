@@ -154,16 +154,14 @@ class Comb(TreePolicy):
     ) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " rows"]]:
         """Of every row the depth of the trunk's node that its branch leaves, -1 for the trunk itself and `max_depth`
         for what is not of the comb; and the branch's number there."""
-        starts, ranks = np.full(len(parents), -1), np.zeros(len(parents), dtype=np.int64)
-        place = np.arange(len(parents)) - np.searchsorted(parents, parents)  # siblings stand together
-        for row in range(1, len(parents)):
-            above, rank = parents[row], int(place[row])
-            if starts[above] < 0:
-                goes_on = rank == self.branches and depths[row] <= self.trunk
-                starts[row] = -1 if goes_on else depths[above] if rank < self.branches else self.max_depth
-                ranks[row] = rank
-            else:  # a branch goes on at its first child
-                starts[row], ranks[row] = (starts[above], ranks[above]) if rank == 0 else (self.max_depth, 0)
+        starts, ranks = np.full(len(parents), -1), np.arange(len(parents)) - np.searchsorted(parents, parents)
+        for row, above in enumerate(parents[1:], start=1):  # siblings stand together
+            if starts[above] >= 0:  # a branch goes on at its first child
+                starts[row], ranks[row] = (self.max_depth, 0) if ranks[row] else (starts[above], ranks[above])
+            elif ranks[row] < self.branches:
+                starts[row] = depths[above]
+            elif depths[row] > self.trunk:
+                starts[row] = self.max_depth
         return starts, ranks
 
 
