@@ -79,12 +79,9 @@ def advise(
     if side_by_side < 1 or max_new_tokens < 2:
         raise ValueError(f"side_by_side >= 1 and max_new_tokens >= 2, got {side_by_side} and {max_new_tokens}")
     asked = _encoded(pair, prompts)
-    with tqdm(total=1 + (side_by_side > 1), desc="what steps cost", leave=False, disable=None) as bar:
-        tables = {HERE: costs_of(pair.target, pair.drafter)}
-        bar.update()
-        if side_by_side > 1:
-            tables[f"{side_by_side} side by side"] = costs_of(pair.target, pair.drafter, side_by_side)
-            bar.update()
+    lanes = {HERE: 1} | ({f"{side_by_side} side by side": side_by_side} if side_by_side > 1 else {})
+    bar = tqdm(lanes.items(), desc="what steps cost", leave=False, disable=None)
+    tables = {name: costs_of(pair.target, pair.drafter, count) for name, count in bar}
     texts = (written(pair.target, prompt, max_new_tokens, pair.stop) for prompt in asked)
     known = tqdm(texts, desc="trees along texts", total=len(asked), unit="text", leave=False, disable=None)
     return weigh(pair, iter(known), {**tables, **(costs or {})}, seconds)
@@ -124,13 +121,12 @@ def weigh(pair: Pair, texts: Iterable[StoredText], tables: Mapping[str, Costs], 
         first = first or made[best]
         prospects[name] = _prospect(costs, best, spent, made[best])
     steps = _whole_steps(first)
-    depth = max((accepted for _, accepted in steps), default=0)
     counts = np.array([accepted for _, accepted in steps] or [0])
     return Advice(
         pair.target.name.rstrip("/").rpartition("/")[2],
         described(pair.drafter),
         prospects,
-        [float((counts >= position).mean()) for position in range(1, depth + 1)],
+        [float((counts >= position).mean()) for position in range(1, counts.max() + 1)],
         _chain_shares(made[LONGEST]),
         [expected for expected, _ in steps],
         counts.tolist(),

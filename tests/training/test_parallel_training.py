@@ -22,7 +22,7 @@ from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.block import BlockLoss
 from opt_tree.training.heads.head_loss import Goal
 from opt_tree.training.heads.parallel_spec import ParallelLoss, new_parallel_head
-from opt_tree.training.heads.run import Training
+from opt_tree.training.heads.train import Training
 from opt_tree.training.plans import BlockPlan, DSparkPlan, JetSpecPlan, ParallelPlan
 
 folder, target, clock = test_heads_training.folder, test_heads_training.target, test_heads_training.clock

@@ -139,10 +139,9 @@ def _ms(seconds: float) -> float:
 
 def _compared(beside: Beside) -> str:
     """A table of the means of every policy, over the steps at which all are known."""
-    names = list(dict.fromkeys(name for trees in beside.trees for name in trees))
-    steps = beside.generation.steps
-    trees, accepted = beside.trees, beside.accepted
-    common = [index for index in range(len(steps)) if names and all(name in trees[index] for name in names)]
+    steps, trees, accepted = beside.generation.steps, beside.trees, beside.accepted
+    names = list(dict.fromkeys(name for drawn in trees for name in drawn))
+    common = [index for index, drawn in enumerate(trees) if names and len(drawn) == len(names)]
     told = [index for index in common if accepted and len(accepted[index]) == len(names)]
     if not (common := told or common):
         return ""

@@ -36,19 +36,15 @@ class Documents:
 
     def __init__(self, folder: Path, tokens: int, layers: Sequence[int]) -> None:
         self.folder, self.layers = folder, tuple(layers)
-        self.parts: list[FeatureFile] = []
-        groups: list[Group] = []
-        self.heldout: list[Group] = []
-        for path in sorted(folder.glob("part-*.safetensors")):
-            part = load_part(path)
+        self.parts, groups = list[FeatureFile](), list[Group]()
+        for number, path in enumerate(sorted(folder.glob("part-*.safetensors"))):
+            self.parts.append(part := load_part(path))
             if missing := set(self.layers) - part.features.keys():
                 raise ValueError(f"{path} has no hidden states of layers {sorted(missing)}")
-            groups += [(len(self.parts), *ends) for ends in neighbours(part.starts.diff().tolist(), tokens)]
-            if not self.parts:
-                self.heldout = groups[::4]
-            self.parts.append(part)
+            groups += [(number, *ends) for ends in neighbours(part.starts.diff().tolist(), tokens)]
         if not self.parts:
             raise ValueError(f"no features (part-*.safetensors) in {folder}")
+        self.heldout = [group for group in groups if group[0] == 0][::4]
         self.train = [group for group in groups if group not in self.heldout]
         if not self.train:
             raise ValueError(f"{folder} holds one batch, which is held out: it takes more answers or fewer --tokens")
