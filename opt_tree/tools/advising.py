@@ -7,6 +7,7 @@ steps are priced: by what they cost here, side by side, and on machines whose co
 import itertools
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -35,6 +36,8 @@ LONGEST = f"the chain of {max(CHAINS)}"
 RESAMPLES = 2000
 FEWEST = 2
 """Texts: an interval is over texts."""
+PARTS = 1 << 30
+"""Steps in which a share is looked for."""
 
 
 def grid() -> dict[str, TreePolicy]:
@@ -76,12 +79,9 @@ def advise(
     if side_by_side < 1 or max_new_tokens < 2:
         raise ValueError(f"side_by_side >= 1 and max_new_tokens >= 2, got {side_by_side} and {max_new_tokens}")
     asked = _encoded(pair, prompts)
-    with tqdm(total=1 + (side_by_side > 1), desc="what steps cost", leave=False, disable=None) as bar:
-        tables = {HERE: costs_of(pair.target, pair.drafter)}
-        bar.update()
-        if side_by_side > 1:
-            tables[f"{side_by_side} side by side"] = costs_of(pair.target, pair.drafter, side_by_side)
-            bar.update()
+    lanes = {HERE: 1} | ({f"{side_by_side} side by side": side_by_side} if side_by_side > 1 else {})
+    bar = tqdm(lanes.items(), desc="what steps cost", leave=False, disable=None)
+    tables = {name: costs_of(pair.target, pair.drafter, count) for name, count in bar}
     texts = (written(pair.target, prompt, max_new_tokens, pair.stop) for prompt in asked)
     known = tqdm(texts, desc="trees along texts", total=len(asked), unit="text", leave=False, disable=None)
     return weigh(pair, iter(known), {**tables, **(costs or {})}, seconds)
@@ -121,13 +121,12 @@ def weigh(pair: Pair, texts: Iterable[StoredText], tables: Mapping[str, Costs], 
         first = first or made[best]
         prospects[name] = _prospect(costs, best, spent, made[best])
     steps = _whole_steps(first)
-    depth = max((accepted for _, accepted in steps), default=0)
     counts = np.array([accepted for _, accepted in steps] or [0])
     return Advice(
         pair.target.name.rstrip("/").rpartition("/")[2],
         described(pair.drafter),
         prospects,
-        [float((counts >= position).mean()) for position in range(1, depth + 1)],
+        [float((counts >= position).mean()) for position in range(1, counts.max() + 1)],
         _chain_shares(made[LONGEST]),
         [expected for expected, _ in steps],
         counts.tolist(),
@@ -162,20 +161,14 @@ def break_even(costs: Costs) -> float | None:
     A chain of k tokens brings 1 + a + ... + a^k of them (arXiv:2211.17192, eq. 1). None: a = 1 is not enough.
     """
 
-    def gain(share: float) -> float:
-        lengths = range(1, 17)
-        return max(
-            sum(share**i for i in range(k + 1)) * costs.plain / (costs.score(k + 1) + costs.draft(k, k - 1))
-            for k in lengths
-        )
+    seconds = {k: costs.score(k + 1) + costs.draft(k, k - 1) for k in range(1, 17)}
 
-    if gain(1.0) < 1:
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (low, middle) if gain(middle) >= 1 else (middle, high)
-    return high
+    def pays(part: int) -> bool:
+        share = part / PARTS
+        return any(sum(share**i for i in range(k + 1)) * costs.plain >= spent for k, spent in seconds.items())
+
+    least = bisect_left(range(PARTS + 1), True, key=pays)
+    return least / PARTS if least <= PARTS else None
 
 
 def _whole_steps(generations: Sequence[Generation]) -> list[tuple[float, int]]:

@@ -6,7 +6,8 @@ for trees). Each policy has a loop of its own, the library's, in front of a targ
 (`stored_text.py`). The loops share one drafter (`shared_drafter.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -48,15 +49,12 @@ def asking_along(
     if target is not None and drafter.features:
         target.watch(tuple(sorted(drafter.features)))
 
-    def walk(policy: TreePolicy) -> Callable[[Drafter], Asking[Generation]]:
-        def decoding(asker: Drafter) -> Asking[Generation]:
-            decoder = Decoder(Said(text, target), asker, policy)
-            decoder.lanes = len(policies) + 1  # its times are not its own
-            return decoder.answer(text.prompt, text.limit, stop=Until(text))
+    def decoding(policy: TreePolicy, asker: Drafter) -> Asking[Generation]:
+        decoder = Decoder(Said(text, target), asker, policy)
+        decoder.lanes = len(policies) + 1  # its times are not its own
+        return decoder.answer(text.prompt, text.limit, stop=Until(text))
 
-        return decoding
-
-    return drafting_for(drafter, text, {name: walk(policy) for name, policy in policies.items()}, target)
+    return drafting_for(drafter, text, {name: partial(decoding, one) for name, one in policies.items()}, target)
 
 
 def check_along(name: str, policy: TreePolicy) -> None:

@@ -3,8 +3,9 @@
 The text is there when they draw: they stand where each step of the run began (`shared_drafter.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -66,17 +67,14 @@ def generate_beside(
     text, begin = StoredText(made.prompt, made.tokens, max_new_tokens), len(made.prompt)
     whole, end = [*text.prompt, *text.tokens], min(target.max_context, begin + max_new_tokens)
 
-    def standing(policy: TreePolicy) -> Callable[[Drafter], Asking[list[Tree]]]:
-        def trees(asker: Drafter) -> Asking[list[Tree]]:
-            drawn = []
-            for place in places:
-                limit = min(policy.max_depth, layers_left(target, asker, begin + place, end))
-                drawn.append((yield from grow(asker, policy, whole[: begin + place], limit)))
-            return drawn
+    def drawing(policy: TreePolicy, asker: Drafter) -> Asking[list[Tree]]:
+        drawn = []
+        for place in places:
+            limit = min(policy.max_depth, layers_left(target, asker, begin + place, end))
+            drawn.append((yield from grow(asker, policy, whole[: begin + place], limit)))
+        return drawn
 
-        return trees
-
-    walks = {name: standing(policy) for name, policy in policies.items()}
+    walks = {name: partial(drawing, policy) for name, policy in policies.items()}
     found = decoder.led(lambda: decoder.compute(drafting_for(drafter, text, walks, target, sampling)))
     trees = [{name: drawn[step] for name, drawn in found.items()} for step in range(len(places))]
     told = sampling.greedy or decoder.verifier is match
@@ -89,13 +87,8 @@ def _accepted(generation: Generation, trees: list[dict[str, Tree]]) -> list[dict
     for length, beside in zip(generation.accept_lengths, trees, strict=True):
         rest = generation.tokens[begin:]
         paths = {name: follow(tree, rest) for name, tree in beside.items()}
-        found.append(
-            {
-                name: len(path) - 1
-                for name, path in paths.items()
-                # Where the text ends inside the tree, nobody knows what would have come next.
-                if len(path) <= len(rest) or path[-1] not in beside[name].parents
-            }
-        )
+        # Where the text ends inside a tree, nobody knows what would have come next.
+        open_end = {name for name, path in paths.items() if len(path) > len(rest) and path[-1] in beside[name].parents}
+        found.append({name: len(path) - 1 for name, path in paths.items() if name not in open_end})
         begin += length
     return found

@@ -127,21 +127,16 @@ def sizes(
 ) -> Iterator[tuple[TreePolicy, int, int]]:
     """Policies, vocabularies and depths, small trees first."""
     for layers in range(1, depth + 1):
-        if isinstance(children, TreePolicy):
-            policies: list[TreePolicy] = [children]
-        else:
-            policies = [Layers(fewer, layers) for fewer in _fewer(children)]
-        for policy in policies:
-            for tokens in range(smallest, vocab + 1):
-                yield policy, tokens, layers
+        for part in [children] if isinstance(children, TreePolicy) else _fewer(children):
+            policy = part if isinstance(part, TreePolicy) else Layers(part, layers)
+            yield from ((policy, tokens, layers) for tokens in range(smallest, vocab + 1))
 
 
 def _fewer(children: Children) -> list[Children]:
     """The same kind with one child a node, two, ..., as many as there are."""
-    counts = {name: vars(children).get(name) for name in ("per_node", "total")}
-    for name, count in counts.items():
-        if isinstance(count, int):
-            kind: Any = children
+    kind: Any = children
+    for name in ("per_node", "total"):
+        if isinstance(count := vars(children).get(name), int):
             return [dataclasses.replace(kind, **{name: fewer}) for fewer in range(1, count + 1)]
     return [children]
 
@@ -166,13 +161,13 @@ def enumerated(verifier: Verifier | Rule, case: Case) -> Case:
 def _judge(verifier: Verifier | Rule, tree: Tree, case: Case) -> Callable[[EnumeratingRandom], tuple[Text, int]]:
     """The verifier on one tree, as a function of the random choices alone."""
     paths = [path[1:] for path in paths_of(tree, (case.vocab,))]
-    expanded = {int(draft_row): row for row, draft_row in enumerate(tree.draft_rows) if draft_row >= 0}
     logits, drafts = log_rows(case.target, paths), np.zeros((len(tree), case.vocab))
-    for row in np.flatnonzero(tree.draft_rows >= 0):
-        drafts[row] = case.drafter(paths[row])
+    rows = np.flatnonzero(tree.draft_rows >= 0)
+    drafts[rows] = [case.drafter(paths[row]) for row in rows]
     if isinstance(verifier, Verifier):
         if tree.draft_log_probs is None:  # of deterministic children, which a verifier may take for drawn ones
-            known = np.array([drafts[expanded.get(place, 0)] for place in range(max(expanded) + 1)])
+            known = np.zeros((tree.draft_rows.max() + 1, case.vocab))
+            known[tree.draft_rows[rows]] = drafts[rows]
             tree = dataclasses.replace(tree, draft_log_probs=torch.from_numpy(known).log())
         scores = _SAMPLING.processed(logits, tree, [case.vocab])
         call: Callable[[Random], Any] = lambda random: verifier(tree, scores, random)  # noqa: E731

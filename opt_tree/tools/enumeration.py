@@ -6,7 +6,7 @@ probabilities come from *laws*, functions of the token path, so that nothing her
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from opt_tree.sampling import Random, Temperature
 from opt_tree.target import run_alone
 from opt_tree.tree import Tree
 
-T = TypeVar("T", bound=Hashable)
+T = TypeVar("T")
 Text = tuple[int, ...]
 Laws = Callable[[Text], np.ndarray]
 """From a path of tokens to the probabilities of the token behind it."""
@@ -166,34 +166,25 @@ def drawn_trees(
     drafter: Drafter, policy: TreePolicy, context: Text, sampling: Temperature, layers: int | None = None
 ) -> list[tuple[Tree, float]]:
     """Every tree that the policy can draw below the context, `layers` deep at most, with its probability."""
-    trees: dict[Hashable, Tree] = {}
-    probability: dict[Hashable, float] = defaultdict(float)
+    found: dict[Text, tuple[Tree, float]] = {}
     limit = policy.max_depth if layers is None else min(layers, policy.max_depth)
-
-    def grown(random: EnumeratingRandom) -> Hashable:
-        tree = run_alone(grow(drafter, policy, list(context), limit, sampling, random))
+    for random, tree in outcomes(lambda random: run_alone(grow(drafter, policy, [*context], limit, sampling, random))):
         key = (*tree.tokens.tolist(), *tree.parents.tolist())
-        trees.setdefault(key, tree)
-        return key
-
-    for random, key in outcomes(grown):
-        probability[key] += random.probability
-    return [(trees[key], probability[key]) for key in trees]
+        first, probability = found.get(key, (tree, 0.0))
+        found[key] = first, probability + random.probability
+    return list(found.values())
 
 
 def continued(law: dict[Text, float], target: Laws, length: int) -> dict[Text, float]:
     """The distribution of the first `length` tokens, if the target itself goes on where a text of `law` ends."""
-    law, finished = dict(law), defaultdict[Text, float](float)
-    for tokens in range(length + 1):
+    law = defaultdict(float, law)
+    for tokens in range(length):
         for text in [text for text in law if len(text) == tokens]:
-            if tokens == length:
-                finished[text] += law[text]
-                continue
+            share = law.pop(text)
             for token, probability in enumerate(target(text).tolist()):
                 if probability > 0:
-                    longer = (*text, token)
-                    law[longer] = law.get(longer, 0.0) + law[text] * probability
-    return dict(finished)
+                    law[*text, token] += share * probability
+    return {text: probability for text, probability in law.items() if len(text) == length}
 
 
 def distance(law: dict[Text, float], other: dict[Text, float]) -> float:

@@ -65,15 +65,15 @@ def on_device(decoder: Decoder) -> DeviceDecoder:
 
 def tensors_of(drafter: Drafter | None) -> TensorDrafter | None:
     """How a drafter answers on tensors, None where nobody wrote it. A subclass may answer otherwise."""
-    if isinstance(drafter, Copying | Grafted) and type(drafter.drafter) is Recent:
-        return None  # a table sees more of the text than the model beside it has keys
-    if type(drafter) is Copying:
-        model = tensors_of(drafter.drafter)
-        return None if model is None else CopyingTensors(drafter, model)
-    if type(drafter) is Grafted:
-        model = tensors_of(drafter.drafter)
+    if type(drafter) is Copying or type(drafter) is Grafted:
+        # A table sees more of the text than the model of `Recent` beside it has keys.
+        model = None if type(drafter.drafter) is Recent else tensors_of(drafter.drafter)
+        if model is None:
+            return None
+        if isinstance(drafter, Copying):
+            return CopyingTensors(drafter, model)
         carried = drafter.depth == 1 and type(drafter.table) in (NGramDrafter, StoreDrafter)
-        return GraftedTensors(drafter, model) if model is not None and carried else None
+        return GraftedTensors(drafter, model) if carried else None
     if type(drafter) is Recent:
         return RecentTensors(drafter) if type(drafter.drafter) in (CausalLMDrafter, TrimmedDrafter) else None
     make = None if drafter is None else TENSORS.get(type(drafter))

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Integral
 from os import PathLike, fspath
 from types import NoneType
@@ -18,12 +19,7 @@ from opt_tree.models.canonical import make_canonical, make_exact
 from opt_tree.models.capabilities import end_tokens
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.models.checkpoints import (
-    CheckpointError,
-    load_causal_lm,
-    load_tokenizer,
-    require_device,
-)
+from opt_tree.models.checkpoints import CheckpointError, load_causal_lm, load_tokenizer, require_device
 from opt_tree.models.compiling import captured_shapes, compile_forwards, warm_up
 from opt_tree.models.named import check_model, drafter_of, resolve
 from opt_tree.tools.chat_template import render
@@ -75,12 +71,11 @@ class Pair:
         if min(nodes, context) < 1:
             raise ValueError(f"graphs are captured for a node and a token at least, got {nodes} and {context}")
         models = [lm for lm in (self.target, *self.drafter.models) if isinstance(lm, CausalLM)]
-        shapes = [(lm, captured_shapes(lm, nodes, context)) for lm in models]
+        shapes = [(lm, some) for lm in models if (some := captured_shapes(lm, nodes, context))]
         count = sum(len(some) for _, some in shapes)
-        with tqdm(total=count, desc="capturing graphs", unit="graph", disable=None if count else True) as bar:
-            for lm, some in shapes:
-                for _ in warm_up(lm, some) if some else ():
-                    bar.update()
+        captured = chain.from_iterable(warm_up(lm, some) for lm, some in shapes)
+        for _ in tqdm(captured, total=count, desc="capturing graphs", unit="graph", disable=None if count else True):
+            pass
         return count
 
     def pack(self, wanted: bool = True) -> None:

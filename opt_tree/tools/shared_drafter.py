@@ -42,10 +42,9 @@ def drafting_for(
     course = _Course(drafter, text, target if drafter.features or drafter.reads_logits else None)
     found = {name: _Walk(walk, drafter) for name, walk in walks.items()}
     yield from course.begin(sampling)
-    while waiting := [walk for walk in found.values() if walk.question is not None]:
-        place = min(walk.question.length for walk in waiting if walk.question is not None)
-        yield from course.go_to(place)
-        yield from course.draft([walk for walk in waiting if walk.at(place)])
+    while places := [walk.question.length for walk in found.values() if walk.question is not None]:
+        yield from course.go_to(min(places))
+        yield from course.draft([walk for walk in found.values() if walk.at(min(places))])
     return {name: walk.found for name, walk in found.items()}
 
 
@@ -67,8 +66,7 @@ class _Asker(Drafter):
         self.names_few, self.max_context, self.name = drafter.names_few, drafter.max_context, drafter.name
 
     def room(self, length: int) -> int:
-        rooms = [model.room(length - 1) for model in self._shared.models]
-        return min(self._shared.room(length), *rooms) if rooms else self._shared.room(length)
+        return min([self._shared.room(length), *(model.room(length - 1) for model in self._shared.models)])
 
     def root(self, context: list[int]) -> Forward:
         self._length = len(context)
@@ -169,12 +167,11 @@ class _Course:
         drafted = [self._context[-1], *tokens[:-1]]
         path = list(range(len(drafted)))
         tree = Tree(np.array(drafted), np.array([-1, *path[:-1]]), np.zeros(len(path)), np.array(rows))
-        output = Output(torch.zeros(len(path), 1))
+        output, features = Output(torch.zeros(len(path), 1)), dict[int, torch.Tensor]()
         if self.target is not None:
             output = yield self.target.tree(tree)
             self.drafter.scored(output)
-        features = {layer: states.clone() for layer, states in output.features.items()}
-        if self.target is not None:
+            features = {layer: states.clone() for layer, states in output.features.items()}
             self.target.commit(path)
         self.drafter.accept(Outcome(tree, path, tokens, features, output.logits))
         self._context.extend(tokens)

@@ -140,7 +140,10 @@ def measure_costs(target: AnyLM, drafter: Drafter, lanes: int = 1) -> Costs:
     contexts = [size for size in CONTEXTS if size + 200 <= room] or [max(2, room // 4)]
     end, rounds = time.perf_counter() + SECONDS, list[list[Timed]]()
     while not rounds or (len(rounds) <= ROUNDS and time.perf_counter() < end):
-        turns = [_Turn(size, len(rounds), end) for size in contexts]
+        number = len(rounds)
+        # Arbitrary tokens, others at each turn.
+        texts = [[(7 * i + 3 + number) % min(target.vocab, 1000) for i in range(size)] for size in contexts]
+        turns = [_Turn(text, SIZES[:: -1 if number % 2 else 1], end) for text in texts]
         rounds.append([step for turn in turns for step in _time_steps(target, drafter, turn, lanes)])
     kept = rounds[1:] if len(rounds) > 2 else rounds  # the first one pays for cold memory; the last may be cut short
     return fit([step for timed in kept for step in timed])
@@ -149,30 +152,23 @@ def measure_costs(target: AnyLM, drafter: Drafter, lanes: int = 1) -> Costs:
 class _Turn(NamedTuple):
     """One of several behind one context."""
 
-    context: int
-    number: int
+    prompt: list[int]
+    sizes: Sequence[int]
+    """Of its trees, in nodes; each once."""
     end: float
     """When no further step is begun, by the clock."""
-
-    def shapes(self, clock: Clock) -> list[TreePolicy]:
-        """Every size once, behind a step in which the drafter takes in the prompt."""
-        sizes = SIZES[:: -1 if self.number % 2 else 1]
-        return [Clocked(1), *(Clocked(nodes, clock) if nodes else Static.empty() for nodes in sizes)]
-
-    def prompt(self, vocab: int) -> list[int]:
-        """Arbitrary tokens, others at each turn."""
-        return [(7 * i + 3 + self.number) % min(vocab, 1000) for i in range(self.context)]
 
 
 def _time_steps(target: AnyLM, drafter: Drafter, turn: _Turn, lanes: int) -> list[Timed]:
     """Time a step of each size. Lanes are alike, and the first is timed: the others' work is in its times."""
     alone = target.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
-    shapes, prompt = turn.shapes(clock), turn.prompt(target.vocab)
+    # The first step takes in the prompt.
+    shapes = [Clocked(1), *(Clocked(nodes, clock) if nodes else Static.empty() for nodes in turn.sizes)]
 
     def follow(own: Decoder) -> Asking[list[Timed]]:
         timed, begin = list[Timed](), 0.0
-        text = Run(own.target, own.drafter, greedy, Temperature(), Random(), [*prompt], own.target.max_context)
+        text = Run(own.target, own.drafter, greedy, Temperature(), Random(), [*turn.prompt], own.target.max_context)
         yield from prefill(text, own.policy)
         for _ in shapes:
             step = yield from own.step(text)
@@ -180,7 +176,7 @@ def _time_steps(target: AnyLM, drafter: Drafter, turn: _Turn, lanes: int) -> lis
             if len(timed) > 2 and time.perf_counter() > turn.end:
                 break
             begin = clock()
-        return timed[1:]  # the first took in the prompt
+        return timed[1:]
 
     return dict(side_by_side(Decoder(target, drafter, Scheduled(shapes)), [follow] * lanes, lanes))[0]
 
@@ -214,9 +210,8 @@ def _growth(measured: Sequence[tuple[int, int, float]]) -> float:
     """By which part of itself what takes (context, rows, seconds) grows with each token of context; 0 at least."""
     if not measured:
         return 0.0
-    contexts = np.array([context for context, _, _ in measured])
+    contexts, sizes, seconds = np.array(measured).T
     far = contexts > contexts.mean()
-    sizes, seconds = (np.array(values) for values in list(zip(*measured, strict=True))[1:])
     ratios = [
         np.quantile(seconds[far & (sizes == size)], QUARTILE) / np.quantile(seconds[~far & (sizes == size)], QUARTILE)
         for size in set(sizes[far]) & set(sizes[~far])

@@ -137,13 +137,11 @@ def read_answers(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> I
             yield from (np.array(tokens, np.int64) for tokens in kept)
             continue
         for record in lines(file):
-            if "answer" in record:
-                yield np.array(opened + answer_of(record, tokenizer), np.int64)
-                continue
-            if "choices" not in record:
+            if "answer" not in record and "choices" not in record:
                 raise ValueError(f'{file} has a row with neither "answer" nor "choices"')
-            turns = (turn for choice in record["choices"] for turn in choice["turns"])
-            yield from (np.concatenate([np.array(opened, np.int64), ids]) for ids in _encode(tokenizer, turns))
+            turns = ({"answer": turn} for choice in record.get("choices", ()) for turn in choice["turns"])
+            for row in [record] if "answer" in record else turns:
+                yield np.array(opened + answer_of(row, tokenizer), np.int64)
 
 
 def read_texts(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
@@ -152,12 +150,8 @@ def read_texts(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Ite
         rows = list(lines(path)) if path.suffix == ".jsonl" else [{"text": path.read_text(encoding="utf-8")}]
         if not all("text" in row for row in rows):
             raise ValueError(f'{path} has a row without "text"')
-        yield from _encode(tokenizer, (row["text"] for row in rows))
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[np.ndarray]:
-    for text in texts:
-        yield np.array(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
+        for row in rows:
+            yield np.array(tokenizer(row["text"], add_special_tokens=False, verbose=False)["input_ids"], np.int64)
 
 
 def join(documents: Iterable[np.ndarray]) -> TokenDocuments:

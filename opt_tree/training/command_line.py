@@ -87,25 +87,20 @@ def run_command(
 
     def command() -> None:
         args = parser.parse_args(arguments)
-        _prepare(parser, args)
+        with at_once():
+            import torch
+            from transformers import set_seed
+
+        command_line.no_bars_in_logs(wanted=True)
+        parser.check(args)
+        if getattr(args, "output", None) is not None:
+            check_writable(Path(args.output), folder=True)
+            if getattr(args, "replaces", False):
+                check_replaceable(Path(args.output))
+        if "threads" in args:
+            torch.set_num_threads(args.threads)
+        if "seed" in args:
+            set_seed(args.seed)
         work(args)
 
     return command_line.run_command(command)
-
-
-def _prepare(parser: TrainingParser, args: argparse.Namespace) -> None:
-    """Check what was asked, and set threads and seed, which are torch's."""
-    with at_once():
-        import torch
-        from transformers import set_seed
-
-    command_line.no_bars_in_logs(wanted=True)
-    parser.check(args)
-    if getattr(args, "output", None) is not None:
-        check_writable(Path(args.output), folder=True)
-        if getattr(args, "replaces", False):
-            check_replaceable(Path(args.output))
-    if "threads" in args:
-        torch.set_num_threads(args.threads)
-    if "seed" in args:
-        set_seed(args.seed)

@@ -59,14 +59,12 @@ class MuonAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, model: nn.Module, lr: float) -> None:
-        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         tables = {p for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
-        hidden = [
-            parameter
-            for name, parameter in trainable.items()
-            if parameter.ndim == 2 and parameter not in tables and not any(word in name for word in _READ)
-        ]
-        others = [p for p in trainable.values() if all(p is not q for q in hidden)]
+        hidden, others = list[nn.Parameter](), list[nn.Parameter]()
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                matrix = p.ndim == 2 and p not in tables and not any(word in name for word in _READ)
+                (hidden if matrix else others).append(p)
         # match_rms_adamw: one learning rate serves both, because a Muon update is scaled to AdamW's size.
         kind = torch.optim.Muon if working_dtype() is torch.bfloat16 else Float32Muon
         self.muon = kind(hidden, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")

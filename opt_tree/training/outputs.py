@@ -56,17 +56,15 @@ def answer(
 
     Documents come back in the order of `prompts`. Prompts of like length share a batch, so little of it is padding.
     """
-    rows = [encode(tokenizer, prompt) for prompt in prompts]
+    rows = [list(encode(tokenizer, prompt)) for prompt in prompts]
     stops = stop_tokens(target, tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(min(stops, default=0))  # behind the mask, whatever it is
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    documents: dict[int, list[int]] = {}
     for start in tqdm(range(0, len(order), batch), desc="own outputs", unit="batch"):
         chosen = order[start : start + batch]
-        padded = tokenizer.pad(
-            {"input_ids": [rows[index] for index in chosen]}, padding_side="left", return_tensors="pt"
-        )
+        asked = {"input_ids": [rows[index] for index in chosen]}
+        padded = tokenizer.pad(asked, padding_side="left", return_tensors="pt")
         generated = target.generate(
             **padded.to(target.device),
             max_new_tokens=new_tokens,
@@ -76,9 +74,8 @@ def answer(
         )
         for index, tokens in zip(chosen, generated[:, padded["input_ids"].shape[1] :].tolist(), strict=True):
             ends = [place for place, token in enumerate(tokens) if token in stops]
-            tokens = tokens[: ends[0] + 1] if ends else tokens
-            documents[index] = rows[index] + tokens
-    return [documents[index] for index in range(len(rows))]
+            rows[index] += tokens[: ends[0] + 1] if ends else tokens
+    return rows
 
 
 def save_documents(documents: list[list[int]], path: Path) -> None:

@@ -187,7 +187,7 @@ class ExitPlan(Judging):
 class BlockPlan(Reduced, Pace):
     """A block drafter, and how many blocks a batch has: DFlash by its paper."""
 
-    spec, judge = "dflash", "block:BlockJudge"
+    spec, judge = "dflash", "block:BlockLoss"
     lr: float = 3e-3
     decay: float = math.exp(-1 / 4)
     block: int = option(7, "places of a block that draft: layers of a draft")

@@ -45,11 +45,6 @@ class StagedRun:
     lock: int | None = None
     """What `alone_in` gave. Each command holds it as well: it may go on where this process is killed."""
 
-    @property
-    def left(self) -> float:
-        """Seconds until the minutes are over."""
-        return 60 * self.args.minutes - self.state["seconds"]
-
     def save(self) -> None:
         write_text(self.args.output / STATE, json.dumps(self.state, indent=1) + "\n")
 
@@ -59,7 +54,8 @@ class StagedRun:
         Raises ValueError with its last line where it fails.
         """
         log, end = self.args.output / LOG, time.strftime("%H:%M", time.localtime(time.time() + max(seconds, 0)))
-        over = time.strftime("%H:%M", time.localtime(time.time() + max(self.left, seconds)))
+        left = 60 * self.args.minutes - self.state["seconds"]  # until the minutes are over
+        over = time.strftime("%H:%M", time.localtime(time.time() + max(left, seconds)))
         self.bar.set_description_str(f"{what}, until {end}; all until {over}")
         asked = [sys.executable, "-m", f"opt_tree.{module}", *map(str, words)]
         with log.open("ab") as file:

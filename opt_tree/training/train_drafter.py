@@ -18,15 +18,12 @@ SHARES = {"eagle3": (0.33, 0.2), "eagle": (0.33, 0.2), "store": (0.7, 0.15)}
 """Of the minutes, by kind: for the answers, and for calibration and verdict. Features and head have the rest."""
 
 
-UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-
-
 def parse_size(text: str) -> int:
     """Read 5GB, 800MB, 1.5G: bytes, above 0."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", text.upper())
     if not found or not float(found[1]):
         raise argparse.ArgumentTypeError(f"takes a size such as 5GB or 800MB, got {text}")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(found[1]) * 1000 ** ("", "K", "M", "G", "T").index(found[2]))
 
 
 def new_parser() -> TrainingParser:
@@ -90,7 +87,7 @@ def train(args: argparse.Namespace) -> None:
         work.save()
         for name, some in prompts.items():
             write_text(args.output / f"{name}.jsonl", "".join(json.dumps({"prompt": text}) + "\n" for text in some))
-        found = [_judge(work, spec) for spec in _combined(_parts(work, config))]
+        found = [_judge(work, spec) for spec in _parts(work, config)]
     _conclude(args, given, found)
 
 
@@ -131,16 +128,20 @@ def _state(args: argparse.Namespace, prompts: dict[str, list[str]]) -> dict[str,
 
 
 def _parts(work: StagedRun, config: Any) -> list[str]:
-    """Make the parts that are not there yet; return their specs: the head, if one was asked for, and the store."""
+    """Make the parts that are not there yet; return the specs of the drafters that they make.
+
+    These are the store alone, and where a head was asked for the head alone, and the head's layer above the store's.
+    """
+    head, store = "eagle:{here}/head", "store:{here}/store"
     layers = chosen_layers(None, config.num_hidden_layers) if work.args.kind == "eagle3" else ()
     _once(work, "answers", lambda: _answers(work, config, layers))
     _once(work, "store", lambda: _store(work, config))
     if work.args.kind == "store":
-        return ["store:{here}/store"]
+        return [store]
     _once(work, "features", lambda: _features(work, layers))
     _once(work, "head", lambda: _head(work, config))
     _once(work, "calibrated", lambda: _calibrate(work))
-    return ["eagle:{here}/head", "store:{here}/store"]
+    return [store, head, f"graft:1:copy:{head}+{store}"]
 
 
 def _once(work: StagedRun, name: str, stage: Callable[[], object]) -> None:
@@ -204,14 +205,6 @@ def _calibrate(work: StagedRun) -> None:
         work.run("calibration", 60, "training.fitting.calibrate", *words)
     except ValueError as error:
         tqdm.write(f"not calibrated: {error}")
-
-
-def _combined(specs: Sequence[str]) -> list[str]:
-    """The drafters that the parts make: the store alone, the head alone, and the head's layer above the store's."""
-    if len(specs) == 1:
-        return list(specs)
-    head, store = specs
-    return [store, head, f"graft:1:copy:{head}+{store}"]
 
 
 def _placed(args: argparse.Namespace, spec: str) -> str:

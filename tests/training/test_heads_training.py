@@ -25,13 +25,13 @@ from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.text_states import text_states
-from opt_tree.training.heads import features, run, train
+from opt_tree.training.heads import features, train
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.eagle import EagleLoss, new_head, passes, save_head
 from opt_tree.training.heads.eagle3 import new_eagle3_head
 from opt_tree.training.heads.features import COUNTS, load_part
 from opt_tree.training.heads.head_loss import Goal, JudgedEntropy, TargetSide
-from opt_tree.training.heads.run import Training
+from opt_tree.training.heads.train import Training
 from opt_tree.training.plans import Eagle3Plan
 
 
@@ -71,7 +71,7 @@ def command(path: Path) -> None:
 def clock(monkeypatch):
     """A clock by which every step takes a quarter of a second: how many a run has is not the machine's affair."""
     now = itertools.count(0.0, 0.25)
-    monkeypatch.setattr(run, "time", SimpleNamespace(process_time=lambda: next(now)))
+    monkeypatch.setattr(train, "time", SimpleNamespace(process_time=lambda: next(now)))
 
 
 def test_one_batch_is_too_few(folder, tmp_path):

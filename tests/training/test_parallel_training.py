@@ -17,12 +17,12 @@ from opt_tree import Decoder, OptTree, Static, load_drafter
 from opt_tree.methods.drafters.heads.early_exit import ExitLayer
 from opt_tree.methods.drafters.heads.one_pass import MedusaHeads
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.training.heads import block, block_loss, early_exit, medusa, train
+from opt_tree.training.heads import block, early_exit, medusa, train
 from opt_tree.training.heads.batches import Documents
-from opt_tree.training.heads.block_loss import BlockLoss
+from opt_tree.training.heads.block import BlockLoss
 from opt_tree.training.heads.head_loss import Goal
 from opt_tree.training.heads.parallel_spec import ParallelLoss, new_parallel_head
-from opt_tree.training.heads.run import Training
+from opt_tree.training.heads.train import Training
 from opt_tree.training.plans import BlockPlan, DSparkPlan, JetSpecPlan, ParallelPlan
 
 folder, target, clock = test_heads_training.folder, test_heads_training.target, test_heads_training.clock
@@ -174,8 +174,8 @@ def test_the_losses_are_those_of_equations_8_to_10():
     torch.manual_seed(0)
     logits, sure = torch.randn(5, 7).double(), torch.randn(5).double()
     law, follower = torch.randn(5, 7).double().softmax(-1), torch.tensor([0, 3, 6, -1, 2])
-    found = block_loss.dspark_losses(logits, sure, law, follower)
-    hard, soft = block_loss.surprises(logits, follower), block_loss.divergences(logits, law)
+    found = block.dspark_losses(logits, sure, law, follower)
+    hard, soft = block.surprises(logits, follower), block.divergences(logits, law)
     for row in range(5):
         drafted, wanted = logits[row].softmax(0), law[row]
         accepted = torch.minimum(drafted, wanted).sum()  # which is 1 - L1 / 2
@@ -201,7 +201,7 @@ def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target,
     monkeypatch.setattr(loss, "draw", lambda _: (anchors, real))
     taken, scored, score = {}, [], loss.score
     for name in ("dspark_losses", "surprises", "divergences"):
-        monkeypatch.setattr(block_loss, name, lambda *given, of=name: taken.update({of: given}) or given[0][:, 0])
+        monkeypatch.setattr(block, name, lambda *given, of=name: taken.update({of: given}) or given[0][:, 0])
     monkeypatch.setattr(loss, "score", lambda *given: scored.append(given) or score(*given))
     loss(batch, BLOCK)
     expected = []

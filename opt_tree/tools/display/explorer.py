@@ -9,7 +9,6 @@ import hashlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,12 @@ def explore(
     beside = generation if isinstance(generation, Beside) else Beside(generation, [{}] * len(generation.steps), [])
     run = beside.generation
     limits, most = _allowed(ceilings, len(run.steps))
-    labels = _Labels(tokenizer)
+    labels = dict[int, int]()  # of each token: the number of its label
     data = {
         "steps": [_step(beside, index, labels) | limits[index] for index in range(len(run.steps))],
         "policies": [RUN, *dict.fromkeys(name for trees in beside.trees for name in trees)],
         "prefill": _ms(run.prefill_seconds),
-        "labels": labels.texts,
+        "labels": [token_label(tokenizer, token) for token in labels],
     }
     prompt = escape(asked(run.prompt, tokenizer))
     script, style = ((_HERE / f"explorer.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
@@ -86,22 +85,7 @@ each step <span class="key e"></span>E(A): what the drafter led to expect. Click
 o for the overview. A disc grows with the probability of the path to its token.</p>"""
 
 
-@dataclass
-class _Labels:
-    """Every token's label once; trees name them by their places."""
-
-    tokenizer: Texts
-    texts: list[str] = field(default_factory=list)
-    _place: dict[int, int] = field(default_factory=dict)
-
-    def __call__(self, token: int) -> int:
-        if token not in self._place:
-            self._place[token] = len(self.texts)
-            self.texts.append(token_label(self.tokenizer, token))
-        return self._place[token]
-
-
-def _step(beside: Beside, index: int, labels: _Labels) -> dict[str, Any]:
+def _step(beside: Beside, index: int, labels: dict[int, int]) -> dict[str, Any]:
     """What the page knows of a step: the trees by policy, the run's first, and milliseconds."""
     run = beside.generation
     step = run.steps[index]
@@ -122,19 +106,18 @@ def _allowed(ceilings: Sequence[Ceiling], steps: int) -> tuple[list[dict[str, An
         return [{} for _ in range(steps)], {}
     if len(ceilings) != steps:
         raise ValueError(f"{len(ceilings)} ceilings for {steps} steps: they are of another text")
-    left = [[float(f"{value:.4g}") for value in one.left] for one in ceilings]
+    limits = [{"ceiling": round(c.tokens, 4), "left": [float(f"{value:.4g}") for value in c.left]} for c in ceilings]
     mean = statistics.fmean(one.tokens for one in ceilings)
-    told = {"ceiling": f"{mean:.2f} tokens a step, of any verifier that is exact given these trees"}
-    return [{"ceiling": round(c.tokens, 4), "left": rows} for c, rows in zip(ceilings, left, strict=True)], told
+    return limits, {"ceiling": f"{mean:.2f} tokens a step, of any verifier that is exact given these trees"}
 
 
-def _tree(tree: Tree, path: list[int] | None, own: int | None, labels: _Labels) -> dict[str, Any]:
+def _tree(tree: Tree, path: list[int] | None, own: int | None, labels: dict[int, int]) -> dict[str, Any]:
     """A tree in numbers: labels, parents, path probabilities, lines; behind its rows the target's own token."""
     parents, falling, tokens = tree.parents.tolist(), tree.path_log_probs.tolist(), tree.tokens.tolist()
     if path is not None and own is not None:
         parents, falling, tokens = [*parents, path[-1]], [*falling, -np.inf], [*tokens, own]
     return {
-        "tokens": [labels(token) for token in tokens],
+        "tokens": [labels.setdefault(token, len(labels)) for token in tokens],
         "parents": parents,
         "probs": [float(f"{np.exp(value):.4g}") for value in tree.path_log_probs],
         "lines": [round(line, 3) for line in lines_of(children_of(parents, falling))],
@@ -145,14 +128,8 @@ def _tree(tree: Tree, path: list[int] | None, own: int | None, labels: _Labels) 
 
 def _times(step: Step) -> list[float]:
     """Milliseconds of a step: the drafter's forwards, the rest of drafting, the target's, the rest of it, commit."""
-    times = step.times
-    parts = (
-        times.draft_forward,
-        times.draft - times.draft_forward,
-        times.target_forward,
-        times.verify - times.target_forward,
-        times.commit,
-    )
+    t = step.times
+    parts = (t.draft_forward, t.draft - t.draft_forward, t.target_forward, t.verify - t.target_forward, t.commit)
     return [_ms(max(part, 0.0)) for part in parts]
 
 
@@ -162,10 +139,9 @@ def _ms(seconds: float) -> float:
 
 def _compared(beside: Beside) -> str:
     """A table of the means of every policy, over the steps at which all are known."""
-    names = list(dict.fromkeys(name for trees in beside.trees for name in trees))
-    steps = beside.generation.steps
-    trees, accepted = beside.trees, beside.accepted
-    common = [index for index in range(len(steps)) if names and all(name in trees[index] for name in names)]
+    steps, trees, accepted = beside.generation.steps, beside.trees, beside.accepted
+    names = list(dict.fromkeys(name for drawn in trees for name in drawn))
+    common = [index for index, drawn in enumerate(trees) if names and len(drawn) == len(names)]
     told = [index for index in common if accepted and len(accepted[index]) == len(names)]
     if not (common := told or common):
         return ""

@@ -18,15 +18,13 @@ def rich(shown: Generation | Step | Tree, tokenizer: Texts | None = None) -> str
     if isinstance(shown, Generation):
         inside = f'<p class="answer">{answer_spans(shown, texts)}</p>{table(summary(shown))}'
     else:
-        said = step_figures(shown) if isinstance(shown, Step) else _figures(shown)
+        if isinstance(shown, Step):
+            said = step_figures(shown)
+        else:
+            layers = counted(int(shown.depths.max()), "layer")
+            said = f"{counted(shown.nodes, 'node')}, {layers}, E(A) {shown.expected_accepted:.2f}"
         inside = f'<p class="legend">{said}</p><div class="tree">{svg_tree(shown, texts)}</div>'
     return f'<style>{STYLE}</style><div class="opt-tree">{inside}</div>'
-
-
-def _figures(tree: Tree) -> str:
-    return (
-        f"{counted(tree.nodes, 'node')}, {counted(int(tree.depths.max()), 'layer')}, E(A) {tree.expected_accepted:.2f}"
-    )
 
 
 def in_notebook(tokenizer: Texts) -> None:

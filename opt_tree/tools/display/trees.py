@@ -5,7 +5,7 @@ Owns where a node stands in a drawing. Both drawings list the best sibling first
 
 import html
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,9 +60,10 @@ def svg_tree(step: Step | Tree, tokenizer: Texts, own: bool = True) -> str:
     Of a step, the accepted path is highlighted and ends in the target's own token, which is not part of the tree.
     `own`: whether that token is drawn; False where the text ended before it.
     """
-    places = _places(step, tokenizer, own)
+    tree, path = (step.tree, step.path) if isinstance(step, Step) else (step, [])
+    places = _places(tree, path, step.tokens[-1] if isinstance(step, Step) and own else None, tokenizer)
     edges = [_edge(places[place.parent], place) for place in places[1:]]
-    nodes = [_node(place, _node_title(step, tokenizer, row)) for row, place in enumerate(places)]
+    nodes = [_node(place) for place in places]
     width = max(place.x + _LETTER * len(place.label) for place in places) + 50
     height = max(place.y for place in places) + _ROW / 2
     return (
@@ -83,6 +84,8 @@ class _Place:
     """Its class in the style sheet: root, drafted (and accepted), missed, own (the target's)."""
     prob: float | None
     """Path probability; None for the root and the target's own token, which were not drafted."""
+    title: str
+    """What is said of it where it is pointed at."""
 
     @property
     def right(self) -> float:
@@ -90,28 +93,29 @@ class _Place:
         return self.x + 12 + _LETTER * len(self.label) + (0 if self.prob is None else 28)
 
 
-def _places(step: Step | Tree, tokenizer: Texts, with_own: bool) -> list[_Place]:
-    """Return the places of all rows of the tree and, of a step, last that of the target's own token, if it is drawn."""
-    tree = step.tree if isinstance(step, Step) else step
-    own, parents, depths = len(tree), tree.parents.tolist(), tree.depths.tolist()
-    path_log_probs, tokens, accepted = tree.path_log_probs.tolist(), tree.tokens.tolist(), set[int]()
-    if isinstance(step, Step):
-        accepted = set(step.path)
-    if isinstance(step, Step) and with_own:
-        last = step.path[-1]
-        parents, depths = [*parents, last], [*depths, depths[last] + 1]
-        path_log_probs, tokens = [*path_log_probs, -np.inf], [*tokens, step.tokens[-1]]
-    labels = [shorten(token_label(tokenizer, token)) for token in tokens]
-    widths = [0] * (max(depths) + 1)
-    for label, depth in zip(labels, depths, strict=True):
-        widths[depth] = max(widths[depth], len(label))
-    left = list(itertools.accumulate((_LETTER * width + _GAP for width in widths[:-1]), initial=12.0))
+def _places(tree: Tree, path: Sequence[int], own: int | None, tokenizer: Texts) -> list[_Place]:
+    """Return the places of all rows; last, where it is drawn, that of the target's `own` token, below the `path`."""
+    parents, depths, tokens = tree.parents.tolist(), tree.depths.tolist(), tree.tokens.tolist()
+    path_log_probs = tree.path_log_probs.tolist()
+    if own is not None:
+        parents, depths, tokens = [*parents, path[-1]], [*depths, depths[path[-1]] + 1], [*tokens, own]
+        path_log_probs.append(-np.inf)
+    whole = [token_label(tokenizer, token) for token in tokens]
+    labels = [label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…" for label in whole]
+    widths = [max(len(labels[row]) for row, at in enumerate(depths) if at == depth) for depth in range(max(depths))]
+    left = list(itertools.accumulate((_LETTER * width + _GAP for width in widths), initial=12.0))
     height = [_ROW * (line + 0.5) for line in lines_of(children_of(parents, path_log_probs))]
     places = []
-    for row, depth in enumerate(depths):
-        kind = "own" if row == own else "root" if row == 0 else "drafted" if row in accepted else "missed"
-        prob = float(np.exp(path_log_probs[row])) if 0 < row < own else None
-        places.append(_Place(left[depth], height[row], parents[row], labels[row], kind, prob))
+    for row, (depth, parent) in enumerate(zip(depths, parents, strict=True)):
+        prob = None
+        if row == 0:
+            kind, said = "root", "the root, the last token of the context"
+        elif row == len(tree):
+            kind, said = "own", "the target's own token"
+        else:
+            kind, (prob, above) = "drafted" if row in path else "missed", np.exp(tree.path_log_probs[[row, parent]])
+            said = f"path probability {prob:.3f}, {prob / above:.3f} after its parent"
+        places.append(_Place(left[depth], height[row], parent, labels[row], kind, prob, f"{whole[row]}: {said}"))
     return places
 
 
@@ -121,13 +125,13 @@ def _edge(above: _Place, place: _Place) -> str:
     return f'<path class="{place.kind}" d="M{above.right:.1f} {above.y:.1f}C{curve}"/>'
 
 
-def _node(place: _Place, title: str) -> str:
+def _node(place: _Place) -> str:
     size, opacity, shown = 1.5 + 5 * 0.5**0.5, 1.0, ""
     if place.prob is not None:
         size, opacity = 1.5 + 5 * place.prob**0.5, 0.3 + 0.7 * place.prob
         shown = f'<tspan class="prob" dx="5">{place.prob:.2f}</tspan>'
     return (
-        f'<g class="{place.kind}"><title>{escape(title)}</title>'
+        f'<g class="{place.kind}"><title>{escape(place.title)}</title>'
         f'<circle cx="{place.x:.1f}" cy="{place.y:.1f}" r="{size:.1f}" fill-opacity="{opacity:.2f}"/>'
         f'<text x="{place.x + 9:.1f}" y="{place.y + 4:.1f}">{escape(place.label)}{shown}</text></g>'
     )
@@ -135,42 +139,14 @@ def _node(place: _Place, title: str) -> str:
 
 def lines_of(below: list[list[int]]) -> list[float]:
     """Return every row's line: leaves one below the other from 0, a parent halfway between its first and last child."""
-    line_of, line = [0.0] * len(below), 0
-    for row in _depth_first(below):
-        if not below[row]:
-            line_of[row] = line
-            line += 1
-        else:
-            line_of[row] = (line_of[below[row][0]] + line_of[below[row][-1]]) / 2
-    return line_of
-
-
-def _depth_first(below: list[list[int]]) -> Iterator[int]:
-    """Yield rows with all children before their parent, first child first."""
-    order, stack = [], [0]
+    line_of, leaves, order, stack = [0.0] * len(below), itertools.count(), list[int](), [0]
     while stack:
         order.append(row := stack.pop())
         stack += below[row]
-    return reversed(order)
-
-
-def _node_title(step: Step | Tree, tokenizer: Texts, row: int) -> str:
-    tree = step.tree if isinstance(step, Step) else step
-    if isinstance(step, Step) and row == len(tree):
-        return f"{token_label(tokenizer, step.tokens[-1])}: the target's own token"
-    label = token_label(tokenizer, int(tree.tokens[row]))
-    if row == 0:
-        return f"{label}: the root, the last token of the context"
-    path, above = (
-        np.exp(tree.path_log_probs[row]),
-        np.exp(tree.path_log_probs[row] - tree.path_log_probs[tree.parents[row]]),
-    )
-    return f"{label}: path probability {path:.3f}, {above:.3f} after its parent"
-
-
-def shorten(label: str) -> str:
-    """Return a label that fits into a drawing."""
-    return label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
+    for row in reversed(order):  # all children before their parent, the first child first
+        children = below[row]
+        line_of[row] = (line_of[children[0]] + line_of[children[-1]]) / 2 if children else next(leaves)
+    return line_of
 
 
 def escape(text: str) -> str:

@@ -149,13 +149,8 @@ def fit(labels: Labels, embed: nn.Module, plan: LengthPlan) -> LengthPredictor:
 @torch.no_grad()
 def judge(predictor: LengthPredictor, embed: nn.Module, labels: Labels, penalty: float) -> float:
     """Return the mean loss of a predictor."""
-    rows = torch.arange(len(labels.lengths)).split(4096)
-    batches = [Labels(*(part[some] for part in labels)) for some in rows]
-    found = [
-        loss_of(predictor(embed(batch.tokens).float(), batch.features.float()), batch.lengths, penalty)
-        for batch in batches
-    ]
-    return float(torch.cat(found).mean())
+    predicted = predictor(embed(labels.tokens).float(), labels.features.float())
+    return float(loss_of(predicted, labels.lengths, penalty).mean())
 
 
 def save(predictor: LengthPredictor, facts: dict[str, Any], folder: Path) -> None:

@@ -77,7 +77,7 @@ from opt_tree.methods.verifiers.rules import branching_of
 from opt_tree.methods.verifiers.walks import reached
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import Logits, Random, Temperature
+from opt_tree.sampling import Temperature
 from opt_tree.system.command_line import from_fields
 from opt_tree.target import Output
 from opt_tree.tools.cost_files import read_costs
@@ -88,7 +88,7 @@ from opt_tree.training.files import write_checkpoint
 from opt_tree.training.optimizer import epochs
 from opt_tree.training.plans import Cut
 from opt_tree.tree import Tree
-from opt_tree.verify import Verdict, Verifier, check
+from opt_tree.verify import Verifier, check
 
 HELD_OUT, BATCH = 8, 128
 
@@ -154,16 +154,14 @@ class Comb(TreePolicy):
     ) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " rows"]]:
         """Of every row the depth of the trunk's node that its branch leaves, -1 for the trunk itself and `max_depth`
         for what is not of the comb; and the branch's number there."""
-        starts, ranks = np.full(len(parents), -1), np.zeros(len(parents), dtype=np.int64)
-        place = np.arange(len(parents)) - np.searchsorted(parents, parents)  # siblings stand together
-        for row in range(1, len(parents)):
-            above, rank = parents[row], int(place[row])
-            if starts[above] < 0:
-                goes_on = rank == self.branches and depths[row] <= self.trunk
-                starts[row] = -1 if goes_on else depths[above] if rank < self.branches else self.max_depth
-                ranks[row] = rank
-            else:  # a branch goes on at its first child
-                starts[row], ranks[row] = (starts[above], ranks[above]) if rank == 0 else (self.max_depth, 0)
+        starts, ranks = np.full(len(parents), -1), np.arange(len(parents)) - np.searchsorted(parents, parents)
+        for row, above in enumerate(parents[1:], start=1):  # siblings stand together
+            if starts[above] >= 0:  # a branch goes on at its first child
+                starts[row], ranks[row] = (self.max_depth, 0) if ranks[row] else (starts[above], ranks[above])
+            elif ranks[row] < self.branches:
+                starts[row] = depths[above]
+            elif depths[row] > self.trunk:
+                starts[row] = self.max_depth
         return starts, ranks
 
 
@@ -217,7 +215,8 @@ class Survey(SelectedTree):
         self.plan, self.comb = plan, Comb(plan.branches, plan.trunk, plan.length)
         self.policies = (self.comb, Sampled.chain(2))
         self.found: list[tuple[RootFacts, Tensor, Tensor]] = []
-        self._due, self._root, self._length, self._end = 0, None, 0, 0
+        self.sampling, self._context = Temperature(plan.temperature), list[int]()
+        self._due, self._root, self._end = 0, None, 0
 
     def begin(self, prompt: list[int], prefill: Output | None) -> None:
         super().begin(prompt, prefill)
@@ -226,38 +225,30 @@ class Survey(SelectedTree):
     def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         room = len(context) + self.comb.max_depth < self._end  # a comb that is cut tells nothing, and costs the most
         self._root = self.known(context, root) if root is not None and self._due <= 0 and room else None
-        self._length = len(context)
+        self._context = context
         return self.policies[0 if self._root is not None else 1]
 
     def observe(self, step: Step, outcome: Outcome) -> None:
+        """At a root, note the expectations of all actions; a comb that has no room left tells nothing."""
         super().observe(step, outcome)
-        self._due = self.plan.every if self._root is not None else self._due - len(step.tokens)
-
-    def judge(self, tree: Tree, logits: Logits, random: Random) -> Verdict:
-        """Judge, and at a root note the expectations of all actions; a comb that has no room left tells nothing."""
-        choice = self.selector.choice
+        tree, choice = outcome.tree, self.selector.choice
         if self._root is not None and tree.depths.max() == self.comb.max_depth:
-            told = expectations(self.comb, tree, probs_of(whole(logits)), choice.judge)
-            costs = choice.costs.at(self._length)
+            scores = self.sampling.process(outcome.logits, tree, self._context)
+            told = expectations(self.comb, tree, probs_of(whole(scores)), choice.judge)
+            costs = choice.costs.at(len(self._context))
             rows = ([told[one] for one in choice.actions], [one.seconds(costs) for one in choice.actions])
             self.found.append((self._root, *(torch.tensor([row], dtype=torch.float32) for row in rows)))
-        return choice.judge(tree, logits, random)
-
-    def as_verifier(self) -> Verifier:
-        """The judge as the loop takes it: as exact as the one that it asks."""
-        judge = lambda tree, logits, random: self.judge(tree, logits, random)  # noqa: E731
-        judge.__dict__.update(vars(self.selector.choice.judge))
-        return judge  # type: ignore[return-value]
+        self._due = self.plan.every if self._root is not None else self._due - len(step.tokens)
 
 
 def survey(pair: Pair, prompts: Sequence[list[int]], plan: TreeValuesPlan, choice: TreeMenu) -> Surveyed:
     """Sample behind the prompts until there are roots enough; return what was seen."""
     seen = Seen(pair.drafter)
     watching = Survey(Selector((1, 1, 1), choice, 1, (1,)), seen, plan)  # nothing asks the network
-    decoder = Decoder(pair.target, seen, watching, watching.as_verifier())
+    decoder = Decoder(pair.target, seen, watching, choice.judge)
     with tqdm(total=plan.roots, desc="survey", unit="root", disable=None) as bar:
         for seed, prompt in enumerate(prompts):
-            decoder.generate(prompt, plan.tokens, Temperature(plan.temperature), pair.stop, seed=plan.seed + seed)
+            decoder.generate(prompt, plan.tokens, watching.sampling, pair.stop, seed=plan.seed + seed)
             bar.update(len(watching.found) - bar.n)
             if len(watching.found) >= plan.roots:
                 break

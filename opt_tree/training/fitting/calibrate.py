@@ -136,27 +136,22 @@ def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: i
     return likelihood.temperature()
 
 
-@dataclass(frozen=True)
-class Reliability:
-    """E(A) against A over the steps of some generations: how the trees kept what they promised."""
+def reliability(
+    decoder: Decoder, pair: Pair, prompts: list[list[int]], max_new_tokens: int, title: str
+) -> dict[str, float]:
+    """Decode the prompts greedily and compare what the trees promised with what they gave.
 
-    expected: float
-    accepted: float
-    forwards: float
-    """Draft forwards a step."""
-    slope: float
-    """Least squares of A on E(A): 1 where the distribution means what it says."""
-
-
-def reliability(decoder: Decoder, pair: Pair, prompts: list[list[int]], max_new_tokens: int, title: str) -> Reliability:
-    """Decode the prompts greedily and compare what the tree promised with what it gave."""
+    Means over the steps of E(A) ("expected"), A ("accepted") and draft "forwards", and the "slope" of A on E(A) by
+    least squares: 1 where the distribution means what it says.
+    """
     steps: list[Step] = []
     for prompt in tqdm(prompts, desc=title, unit="prompt"):
         steps += decoder.generate(prompt, max_new_tokens, stop=pair.stop).steps
     expected = np.array([step.expected_accepted for step in steps])
     accepted = np.array([step.accepted for step in steps], dtype=float)
-    slope = float(np.polyfit(expected, accepted, 1)[0]) if np.ptp(expected) > 0 else float("nan")
-    return Reliability(expected.mean(), accepted.mean(), float(np.mean([s.draft_forwards for s in steps])), slope)
+    slope = np.polyfit(expected, accepted, 1)[0] if np.ptp(expected) > 0 else np.nan
+    forwards = np.mean([step.draft_forwards for step in steps])
+    return {"expected": expected.mean(), "accepted": accepted.mean(), "forwards": forwards, "slope": slope}
 
 
 def run(options: argparse.Namespace) -> None:
@@ -181,14 +176,15 @@ def run(options: argparse.Namespace) -> None:
     print(f"\ntemperature {temperature:.3f}, {fitted}, {policy}")
     print(f"{'':10} {'E(A)':>6} {'A':>6} {'A - E(A)':>9} {'slope':>6} {'draft forwards':>15}")
     for title, of in found.items():
-        numbers = f"{of.expected:6.2f} {of.accepted:6.2f} {of.accepted - of.expected:9.2f} {of.slope:6.2f}"
-        print(f"{title:10} {numbers} {of.forwards:15.2f}")
+        expected, accepted, forwards, slope = of.values()
+        numbers = f"{expected:6.2f} {accepted:6.2f} {accepted - expected:9.2f} {slope:6.2f} {forwards:15.2f}"
+        print(f"{title:10} {numbers}")
     record = {
         "temperature": round(temperature, 4),
         "target": Path(pair.target.name).name,
         "prompts": half,
         "policy": str(policy),
-        **{title: {name: round(float(value), 4) for name, value in vars(of).items()} for title, of in found.items()},
+        **{title: {name: round(float(value), 4) for name, value in of.items()} for title, of in found.items()},
     }
     write_text(folder / CALIBRATION, json.dumps(record, indent=2) + "\n")
     print(f"written: {folder / CALIBRATION}")

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt
+from jaxtyping import Float, Int, UInt
 
 from opt_tree.errors import counted
 from opt_tree.methods.drafters.tables.file_format import Table, fingerprint, save_table
@@ -113,8 +113,7 @@ def prune(entries: Entries, max_bytes: int | None) -> Entries:
     """Keep the entries of greatest value that fit; of every run the `FOLLOWERS` most frequent at most."""
     order = np.lexsort((-entries.counts, entries.runs))
     entries = Entries(*(array[order] for array in entries))
-    first = _firsts(entries.runs)
-    rank = np.arange(len(first)) - np.repeat(first.nonzero()[0], np.diff([*first.nonzero()[0], len(first)]))
+    rank = np.arange(len(order)) - np.searchsorted(entries.runs, entries.runs)
     entries = Entries(*(array[rank < FOLLOWERS] for array in entries))
     if max_bytes is None:
         return entries
@@ -139,11 +138,9 @@ def build(documents: TokenDocuments, recipe: Recipe) -> Table:
     # Sorted by key; two runs of one key (they are rare) would hide each other, so the more frequent one has it.
     order = np.lexsort((entries.runs, -entries.totals, states))
     entries, states = Entries(*(array[order] for array in entries)), states[order]
-    opening = _firsts(states)
-    winner = entries.runs[opening.nonzero()[0]][opening.cumsum() - 1] if len(order) else entries.runs
-    kept = entries.runs == winner
-    entries, states = Entries(*(array[kept] for array in entries)), states[kept]
-    first = _firsts(states).nonzero()[0]
+    kept = entries.runs == entries.runs[np.searchsorted(states, states)]
+    entries = Entries(*(array[kept] for array in entries))
+    keys, first = np.unique(states[kept], return_index=True)
     header = {
         "vocab": recipe.vocab,
         "tokenizer": recipe.tokenizer,
@@ -154,18 +151,13 @@ def build(documents: TokenDocuments, recipe: Recipe) -> Table:
         "documents": len(documents),
     }
     arrays = {
-        "keys": states[first].astype(f"<u{bits // 8}"),
-        "sizes": _narrow(np.diff(first, append=len(states))),
+        "keys": keys.astype(f"<u{bits // 8}"),
+        "sizes": _narrow(np.diff(first, append=len(entries.runs))),
         "totals": _narrow(entries.totals[first]),
         "tokens": _narrow(entries.tokens),
         "counts": _narrow(entries.counts),
     }
     return Table(header, arrays)
-
-
-def _firsts(values: np.ndarray) -> Bool[np.ndarray, " values"]:
-    """Which values differ from the one before them."""
-    return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 
 def _key_bytes(entries: Entries) -> int:

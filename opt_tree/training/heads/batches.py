@@ -36,19 +36,15 @@ class Documents:
 
     def __init__(self, folder: Path, tokens: int, layers: Sequence[int]) -> None:
         self.folder, self.layers = folder, tuple(layers)
-        self.parts: list[FeatureFile] = []
-        groups: list[Group] = []
-        self.heldout: list[Group] = []
-        for path in sorted(folder.glob("part-*.safetensors")):
-            part = load_part(path)
+        self.parts, groups = list[FeatureFile](), list[Group]()
+        for number, path in enumerate(sorted(folder.glob("part-*.safetensors"))):
+            self.parts.append(part := load_part(path))
             if missing := set(self.layers) - part.features.keys():
                 raise ValueError(f"{path} has no hidden states of layers {sorted(missing)}")
-            groups += [(len(self.parts), *ends) for ends in neighbours(part.starts.diff().tolist(), tokens)]
-            if not self.parts:
-                self.heldout = groups[::4]
-            self.parts.append(part)
+            groups += [(number, *ends) for ends in neighbours(part.starts.diff().tolist(), tokens)]
         if not self.parts:
             raise ValueError(f"no features (part-*.safetensors) in {folder}")
+        self.heldout = [group for group in groups if group[0] == 0][::4]
         self.train = [group for group in groups if group not in self.heldout]
         if not self.train:
             raise ValueError(f"{folder} holds one batch, which is held out: it takes more answers or fewer --tokens")
@@ -59,14 +55,13 @@ class Documents:
 
     def __getitem__(self, group: Group) -> Batch:
         part, first, last = self.parts[group[0]], group[1], group[2]
-        spans = [(int(part.starts[i]), int(part.starts[i + 1])) for i in range(first, last)]
+        lengths, rows = part.starts[first : last + 1].diff(), slice(part.starts[first], part.starts[last])
 
         def pad(tensor: Tensor) -> Tensor:
-            return nn.utils.rnn.pad_sequence([tensor[start:end] for start, end in spans], batch_first=True)
+            return nn.utils.rnn.pad_sequence(tensor[rows].split(lengths.tolist()), batch_first=True)
 
-        place = torch.arange(max(end - start for start, end in spans))[None]
-        lengths = torch.tensor([end - start for start, end in spans])[:, None]
-        judged = (place >= part.answers[first:last, None] - 1) & (place < lengths)
+        place = torch.arange(int(lengths.max()))[None]
+        judged = (place >= part.answers[first:last, None] - 1) & (place < lengths[:, None])
         features = {layer: pad(part.features[layer]) for layer in dict.fromkeys(self.layers)}
         return Batch(pad(part.tokens).long(), judged, features, self.layers)
 

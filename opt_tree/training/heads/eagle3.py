@@ -112,11 +112,10 @@ def save_eagle3(
     left = ("embed_tokens.", "lm_head.") if shared else ("embed_tokens.",)
     tensors = {n: t for n, t in head.state_dict().items() if not n.startswith(left)}
     config = {**head.config.to_diff_dict(), "dtype": str(dtype).removeprefix("torch.")}
-    extra = {name: config.pop(name, None) for name in ("draft_vocab_size", "target_hidden_size", *NORMS)}
-    extra["norm_before_residual"] = head.residual_normed
-    extra[ENTERED] = None if layers is None else [layer + 1 for layer in layers]
-    config.pop("norm_before_residual", None)
-    extra = {name: value for name, value in extra.items() if value is not None}
+    config["norm_before_residual"] = head.residual_normed
+    config[ENTERED] = None if layers is None else [layer + 1 for layer in layers]
+    own = ("draft_vocab_size", "target_hidden_size", *NORMS, "norm_before_residual", ENTERED)
+    extra = {name: value for name in own if (value := config.pop(name, None)) is not None}
     if tokens is not None:
         tensors |= vocabulary_tensors(tokens, head.config.vocab_size)
     if layout == "speculators":

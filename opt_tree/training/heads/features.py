@@ -74,10 +74,8 @@ def split_parts(examples: Sequence[Example], part_tokens: int, seed: int) -> lis
     """Shuffle, then cut into parts of about `part_tokens`; within a part the documents stand by length."""
     order = np.random.default_rng(seed).permutation(len(examples))
     ends = np.cumsum([len(examples[index].tokens) for index in order]) // part_tokens
-    parts: list[list[Example]] = [[] for _ in range(int(ends[-1]) + 1)]
-    for index, part in zip(order, ends, strict=True):
-        parts[part].append(examples[index])
-    return [sorted(part, key=lambda example: len(example.tokens)) for part in parts if part]
+    parts = (order[ends == part] for part in np.unique(ends))
+    return [sorted((examples[index] for index in part), key=lambda one: len(one.tokens)) for part in parts]
 
 
 def save_counts(examples: Iterable[Example], vocab: int, folder: Path) -> None:
