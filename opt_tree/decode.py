@@ -121,7 +121,7 @@ class Run:
     @property
     def layers(self) -> int:
         """How many layers of draft there is room for."""
-        return layers_left(self.target, self.drafter, len(self.context), self.end)
+        return layers_left(self.drafter, len(self.context), self.end)
 
     def lap(self) -> None:
         """Note the time."""
@@ -177,11 +177,9 @@ class Run:
         return Work() if self.drafter is None else self.drafter.work, self.target.work
 
 
-def layers_left(target: Target, drafter: Drafter | None, length: int, end: int) -> int:
-    """How many layers of draft a context of `length` tokens that may grow to `end` has room for, also in the models."""
-    models = [target] if drafter is None else [target, *drafter.models]
-    room = min(end - length - 1, *(model.room(length - 1) for model in models))
-    return room if drafter is None else min(room, drafter.room(length))
+def layers_left(drafter: Drafter | None, length: int, end: int) -> int:
+    """How many layers of draft a context of `length` tokens that may grow to `end` has room for, in the drafter too."""
+    return end - length - 1 if drafter is None else min(end - length - 1, drafter.room(length))
 
 
 def prefill(run: Run, policy: TreePolicy) -> Asking[None]:

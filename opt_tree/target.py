@@ -177,10 +177,6 @@ class Target(ABC):
         self.reset()
         return 0
 
-    def room(self, length: int) -> int:
-        """How many layers a tree may have whose root comes behind `length` other tokens of context."""
-        return 1 << 30
-
     def text(
         self, tokens: Sequence[int], features: Float[Tensor, "tokens hidden"] | None = None, all_logits: bool = False
     ) -> Forward:

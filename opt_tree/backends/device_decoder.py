@@ -158,7 +158,7 @@ class DeviceDecoder(Decoder):
         """
         length = len(run.context) + limit + 1
         return (
-            limit == step.layers <= layers_left(run.target, run.drafter, length, run.end)
+            limit == step.layers <= layers_left(run.drafter, length, run.end)
             and run.recorder is None
             and step.drafter.goes_on(length, limit, self.target.vocab)
         )

@@ -70,7 +70,7 @@ def generate_beside(
     def drawing(policy: TreePolicy, asker: Drafter) -> Asking[list[Tree]]:
         drawn = []
         for place in places:
-            limit = min(policy.max_depth, layers_left(target, asker, begin + place, end))
+            limit = min(policy.max_depth, layers_left(asker, begin + place, end))
             drawn.append((yield from grow(asker, policy, whole[: begin + place], limit)))
         return drawn
 

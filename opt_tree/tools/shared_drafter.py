@@ -66,7 +66,7 @@ class _Asker(Drafter):
         self.names_few, self.max_context, self.name = drafter.names_few, drafter.max_context, drafter.name
 
     def room(self, length: int) -> int:
-        return min([self._shared.room(length), *(model.room(length - 1) for model in self._shared.models)])
+        return self._shared.room(length)
 
     def root(self, context: list[int]) -> Forward:
         self._length = len(context)

@@ -39,9 +39,6 @@ class Said(Target):
         self._text, self._like = [*text.prompt, *text.tokens], like
         self.vocab, self.max_context = max(self._text) + 1, 1 << 30 if like is None else like.max_context
 
-    def room(self, length: int) -> int:
-        return super().room(length) if self._like is None else self._like.room(length)
-
     def reset(self) -> None:
         super().reset()
         self.length = 0

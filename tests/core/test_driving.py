@@ -450,19 +450,18 @@ def test_a_controller_chooses_for_each_step_and_is_shown_the_root(target: Any) -
 
 
 def test_a_tree_s_layers_end_with_the_text(target: Any) -> None:
-    """No layer is drafted whose tokens nobody would keep, nor beyond what either model has room for."""
+    """No layer is drafted whose tokens nobody would keep, nor beyond what the drafter has room for."""
     decoder, left = decoder_of(target, Chain()), 6
     for step in decoder.generate(PROMPT, 6, stop=None).steps:
         assert step.tree.depths.max() == left - 1
         left -= len(step.tokens)
     assert left == 0
-    for model in (decoder.target, decoder.drafter.lm):
-        for layers in (0, 2):
-            asked: list[int] = []
-            model.room = lambda length, layers=layers, asked=asked: asked.append(length) or layers
-            first = next(decoder.steps(PROMPT, NEW, stop=None))
-            assert first.tree.depths.max() == layers and set(asked) == {len(PROMPT) - 1}
-        del model.room
+    for layers in (0, 2):
+        asked: list[int] = []
+        decoder.drafter.room = lambda length, layers=layers, asked=asked: asked.append(length) or layers
+        first = next(decoder.steps(PROMPT, NEW, stop=None))
+        assert first.tree.depths.max() == layers and set(asked) == {len(PROMPT)}
+    del decoder.drafter.room
     decoder.drafter.max_context = len(PROMPT) + 1
     with (
         warnings.catch_warnings(),
