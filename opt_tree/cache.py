@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def inference(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.inference_mode`, entered only where it is not on: between two forwards that takes 15 microseconds."""
+    """`torch.inference_mode`, entered only where it is not on: entering it takes 15 us between two forwards."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -98,7 +98,7 @@ class TopK:
 
     @property
     def most(self) -> int:
-        """Children of a node at most."""
+        """Children of a node at most; with `total`, of a layer."""
         return self.per_node or self.total or 0
 
     def pool(self, root: int, sampling: Any, random: Any) -> CandidatePool:
@@ -145,6 +145,7 @@ class TopK:
         return Picked(values.take(kept), tokens.take(kept), rows.take(kept))
 
 
+_LEAST = float(np.finfo(np.float32).min) / 2  # above -inf and the masks of models, which nobody is to pick
 _NOTHING = Picked(np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
@@ -154,9 +155,10 @@ def _survivors(
     """Return the `total` best children above the floor."""
     # In few operations of numpy: between two forwards each meets cold caches, at several times its cost.
     paths = log_probs + above.astype(log_probs.dtype)[:, None]
-    if floor == -np.inf:
-        best = np.partition(paths.ravel(), -total)[-total] if paths.size > total else floor
-        floor = np.nextafter(best, floor)
+    if floor == -np.inf:  # of groups the maxima: the total-th greatest of these is reached by as many, and found fast
+        flat, groups = paths.ravel(), max(4 * total, 256)
+        maxima = flat[: len(flat) // groups * groups].reshape(-1, groups).max(0) if len(flat) > 2 * groups else flat
+        floor = max(np.nextafter(np.partition(maxima, -total)[-total], floor), _LEAST) if len(flat) > total else _LEAST
     among = (paths > floor).ravel().nonzero()[0]
     values = paths.ravel().take(among)
     rows, tokens = np.divmod(among, log_probs.shape[1])

@@ -6,6 +6,7 @@ are sent what came of each. Plain decoding is the same step with an empty tree.
 
 import dataclasses
 import time
+import warnings
 from dataclasses import dataclass, field
 from math import inf, isnan
 from typing import Any
@@ -19,6 +20,9 @@ from opt_tree.sampling import LazyLogits, Logits, Random, Temperature
 from opt_tree.target import Asking, Target, Work
 from opt_tree.tree import Tree, on_host, send
 from opt_tree.verify import Verifier
+
+_NEAR = 64
+"""A drafter whose positions end so near before the target's loses nothing worth a word."""
 
 
 def grow(
@@ -134,6 +138,8 @@ class Run:
             raise RuntimeError("another generation began on the same target; wrap the model twice for two")
         if drafter != self.begun[1]:
             raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
+        if self.drafter is not None and len(self.context) >= self.drafter.max_context:
+            self._warn_of_end(self.drafter)
         self._before, self.laps = self._work(), [time.perf_counter()]
 
     def end_step(self, tree: Tree, path: list[int], tokens: list[int], policy: TreePolicy) -> Step:
@@ -175,6 +181,19 @@ class Run:
     def _work(self) -> tuple[Work, Work]:
         """What the drafter and the target have done so far."""
         return Work() if self.drafter is None else self.drafter.work, self.target.work
+
+    def _warn_of_end(self, drafter: Drafter) -> None:
+        """Warn, once a drafter, that the context has come behind its last position, where the target goes on."""
+        target, length = self.target, len(self.context)
+        if drafter.bare.ended or drafter.max_context + _NEAR > target.max_context:
+            return
+        drafter.bare.ended = True
+        rest = "the table drafts alone" if drafter.room(length) > 0 else "nothing is drafted"
+        warnings.warn(
+            f"{drafter.describe()} has positions for {drafter.max_context} tokens of context "
+            f"(max_position_embeddings), {target.name} for {target.max_context}: behind the former {rest}",
+            stacklevel=2,
+        )
 
 
 def layers_left(drafter: Drafter | None, length: int, end: int) -> int:

@@ -3,9 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from threading import RLock
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -23,15 +21,12 @@ from opt_tree.request import (
     check_prompt,
     check_recorder,
     rule_for,
-    warn_of_positions,
 )
 from opt_tree.sampling import Random, Temperature
-from opt_tree.target import Asking, Target, run_alone
+from opt_tree.target import Asking, Target, Turns, run_alone
 from opt_tree.verify import Verifier, check, check_temperature, greedy, match
 
 T = TypeVar("T")
-_TURNS = WeakKeyDictionary[Any, Any]()
-"""The locks of what serves one thread at a time, targets, models and drafters: those of a copy are its own."""
 
 
 class Decoder:
@@ -211,9 +206,9 @@ class Decoder:
     def locked(self) -> ExitStack:
         """Wait until no other thread uses the target or the drafter, and keep them while this is open."""
         shared = self.models if self.drafter is None else (*self.models, self.drafter.bare)
-        stack = ExitStack()
-        for lock in sorted({_TURNS.setdefault(one, RLock()) for one in shared}, key=id):  # in one order for all
-            stack.enter_context(lock)
+        found, stack = {vars(one).setdefault("_turns", Turns()) for one in shared}, ExitStack()
+        for turns in sorted(found, key=id):  # in one order for all
+            stack.enter_context(turns.lock)
         return stack
 
     def _run(self, prompt: Any, max_new_tokens: Any, sampling: Temperature, stop: Any, **rest: Any) -> Run:
@@ -226,7 +221,6 @@ class Decoder:
         check_temperature(self.verifier, sampling.temperature)
         verifier = greedy if sampling.greedy else self.verifier
         require(bool, reuse=rest.get("reuse", False))
-        warn_of_positions(self.drafter, self.target, end)
         rule = rule_for(stop, self.target.ends)
         return Run(self.target, self.drafter, verifier, sampling, context=context, end=end, stop=rule, **rest)
 

@@ -44,6 +44,8 @@ class Drafter(ABC):
     """What its scores are divided by for a greedy target; see `calibrated`."""
     scale: float = 1.0
     """What its scores are multiplied by for the text under way."""
+    ended: bool = False
+    """Whether a warning has said that the context is behind `max_context`."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{self.name and ' ' + self.name}>"

@@ -24,8 +24,8 @@ def tree_mask(
     behind = seen[0, 0, :, prefix if host else 0 :]  # a view of the slots behind the prefix
     behind[padded - rows :, :columns] = visible
     if columns < behind.shape[1]:
-        behind[:, columns:] = np.eye(padded, behind.shape[1] - columns, dtype=bool)  # a pad row sees its own slot alone
-        behind[padded - rows :, columns:] = behind[: padded - rows, :columns] = False
+        behind[:, columns:] = False
+        behind[: padded - rows] = np.eye(padded - rows, behind.shape[1], columns, dtype=bool)  # its own slot alone
     mask = torch.from_numpy(seen)
     return mask if host else torch.constant_pad_nd(mask.to(device, non_blocking=True), (prefix, 0), 1)
 

@@ -130,7 +130,7 @@ class Model(Target):
         in_order = (padded, keys) == (rows, start + rows)
         # A pad row is token 0 at position 0, in a slot of its own behind all columns.
         table = np.zeros((3, padded), dtype=np.int64)
-        table[:2, padded - rows :] = forward.tokens, forward.positions
+        np.copyto(table[:2, padded - rows :], [forward.tokens, forward.positions])  # which refuses floats
         table[2] = start + np.arange(rows, rows + padded) % padded
         numbers = send(table, self.device)[:, None]
         self.pending = np.concatenate([self.pending[:, : columns - rows], [forward.tokens, forward.positions]], 1)

@@ -122,6 +122,8 @@ class OptTree(TreePolicy):
 
     def __post_init__(self) -> None:
         require(Real, threshold=self.threshold)
+        if self.nodes == 0:
+            raise ValueError("nodes must be at least 1, got 0 (for plain decoding use Static.empty())")
         if not self.threshold >= 0:
             raise ValueError(f"threshold must be 0 or more, got {self.threshold}")
         check_sizes(nodes=self.nodes, max_depth=self.max_depth)

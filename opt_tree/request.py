@@ -1,7 +1,6 @@
 """What a generation is asked for: a prompt, so many tokens, and where it ends before that."""
 
 import math
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
@@ -11,7 +10,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from opt_tree.drafter import Drafter
 from opt_tree.errors import require
 from opt_tree.sampling import Temperature
 from opt_tree.target import Target
@@ -106,15 +104,3 @@ def check_new_tokens(most: Any) -> int:
     if not 1 <= most < math.inf or most != int(most):
         raise ValueError(f"max_new_tokens must be at least 1, got {most}: whole tokens")
     return int(most)
-
-
-def warn_of_positions(drafter: Drafter | None, target: Target, end: int) -> None:
-    """Warn where a text that may have `end` tokens goes on behind its drafter's last position."""
-    # A drafter that ends 64 tokens before the target loses nothing worth a word. Python shows equal warnings once.
-    if drafter is not None and drafter.max_context < min(end, target.max_context - 63):
-        rest = "the table drafts alone" if drafter.room(end) > 0 else "nothing is drafted"
-        warnings.warn(
-            f"{drafter.describe()} has positions for {drafter.max_context} tokens of context "
-            f"(max_position_embeddings), {target.name} for {target.max_context}: behind the former {rest}",
-            stacklevel=3,
-        )

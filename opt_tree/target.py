@@ -1,6 +1,7 @@
 """What the loop needs of a target; what a forward is asked for as (`Forward`), leaves (`Output`) and costs (`Work`)."""
 
 import functools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -82,11 +83,7 @@ Asking = Generator[Forward, Output, T]
 """Asks for forwards, is sent what came of each, and returns a T in the end."""
 
 
-def _run(forward: Forward) -> Output:
-    return forward.model.run(forward)
-
-
-def run_alone(asking: Generator[Any, Any, T], compute: Callable[[Any], Any] = _run) -> T:
+def run_alone(asking: Generator[Any, Any, T], compute: Callable[[Any], Any] = lambda one: one.model.run(one)) -> T:
     """Compute everything that is asked for, one by one; return what comes of it.
 
     What goes wrong in a forward goes wrong where it was asked for.
@@ -124,6 +121,16 @@ class Work(NamedTuple):
 
     def __sub__(self, other: "Work") -> "Work":
         return Work(self.forwards - other.forwards, self.tokens - other.tokens, self.seconds - other.seconds)
+
+
+class Turns:
+    """Threads that share what serves one at a time take turns by this lock. A copy or a pickle has a free one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Turns, ()
 
 
 def shared(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -35,7 +35,7 @@ class Tree:
     """The drafter's distributions, indexed by `draft_rows`; kept only where the children were sampled from them."""
 
     def __post_init__(self) -> None:
-        require(np.ndarray, **{name: value for name, value in vars(self).items() if name != "draft_log_probs"})
+        require(np.ndarray, **{n: getattr(self, n) for n in ("tokens", "parents", "path_log_probs", "draft_rows")})
         root, *parents = self.parents.tolist()
         if root != -1 or not all(0 <= parent < row for row, parent in enumerate(parents, start=1)):
             raise ValueError(f"not in topological order, or more than one root: parents {[root, *parents]}")

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
+
 from opt_tree.children import Children
 from opt_tree.sampling import LazyLogits, Logits, Random
 from opt_tree.tree import Tree, fetch, on_host
@@ -89,8 +91,9 @@ def follow(tree: Tree, choice: Callable[[int], int]) -> Verdict:
 @valid_for(greedy_only=True)
 def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Follow the target's argmax from the root as far as the tree reaches (arXiv:2406.17276, Alg. 2). One read-back."""
-    if isinstance(logits, LazyLogits) or on_host(logits):  # only the path's rows are looked at, exactly in any dtype
-        return follow(tree, lambda row: int(logits[row].double().numpy().argmax()))
+    if isinstance(logits, LazyLogits) or on_host(logits):  # only the path's rows are looked at, by numpy
+        wide = torch.promote_types(logits[0].dtype, torch.float32)
+        return follow(tree, lambda row: int(logits[row].to(wide).numpy().argmax()))
     (choice,) = fetch(logits.argmax(-1))
     return follow(tree, choice.tolist().__getitem__)
 

@@ -104,7 +104,7 @@ def test_the_package_is_the_core_its_doors_and_folders() -> None:
 
 
 CORE = [path for path in SOURCES if part(path) == "core"]
-MOST_FILES, MOST_LINES = 18, 2581
+MOST_FILES, MOST_LINES = 18, 2596
 
 
 def test_the_core_names_nothing_outside_itself() -> None:

@@ -35,6 +35,7 @@ class WithWindows(Model):
     def forget(self) -> None:
         """Have no context, without a look at the cache and the network: of a copy that was given others."""
         self._tokens = []
+        vars(self).pop("_turns", None)  # the original's: see `Turns`
 
     def masks(self, full: Mask, positions: Int[Tensor, " padded"]) -> Mask | dict[str, Mask]:
         """See `Model.masks`. Keys of the context are in the order of their positions, those of pending rows are not."""

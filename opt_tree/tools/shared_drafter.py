@@ -64,6 +64,7 @@ class _Asker(Drafter):
     def __init__(self, drafter: Drafter) -> None:
         self._shared, self._length, self._work = drafter, 0, Work()
         self.names_few, self.max_context, self.name = drafter.names_few, drafter.max_context, drafter.name
+        self.ended = True  # whoever decodes is told
 
     def room(self, length: int) -> int:
         return self._shared.room(length)

@@ -463,11 +463,7 @@ def test_a_tree_s_layers_end_with_the_text(target: Any) -> None:
         assert first.tree.depths.max() == layers and set(asked) == {len(PROMPT)}
     del decoder.drafter.room
     decoder.drafter.max_context = len(PROMPT) + 1
-    with (
-        warnings.catch_warnings(),
-        pytest.warns(UserWarning, match="has positions for 8 tokens of context .* behind the former nothing") as told,
-    ):
-        warnings.simplefilter("default")
+    with pytest.warns(UserWarning, match="has positions for 8 tokens of context .* behind the former nothing") as told:
         found = decoder.generate(PROMPT, NEW, stop=None)
         assert decoder.generate(PROMPT, NEW, stop=None).tokens == found.tokens == written(target, PROMPT)
     assert len(told) == 1, "once"

@@ -4,6 +4,7 @@ What is expected is computed by forwards of `transformers` over whole texts, wit
 """
 
 import inspect
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -16,9 +17,11 @@ from opt_tree.backend import Backend
 from opt_tree.children import LogProbs, TopK
 from opt_tree.decoder import Decoder
 from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.drafter import Drafter
+from opt_tree.generation import Outcome
 from opt_tree.model import Model
 from opt_tree.policy import OptTree
-from opt_tree.pool import CandidatePool
+from opt_tree.pool import CandidatePool, Frontier
 from opt_tree.request import StopTokens
 from opt_tree.sampling import Random, Temperature
 from opt_tree.tree import Tree
@@ -40,6 +43,26 @@ def test_a_greedy_text_is_the_network_s_whatever_the_tree(target: Any) -> None:
         assert all(step.tree.depths.max() <= policy.max_depth for step in found.steps)
         most = max(most, found.mean_acceptance_length)
     assert most > 2, "some of what is drafted is accepted"
+
+
+def test_a_drafter_may_be_a_value() -> None:
+    """A dataclass has no hash: it is locked, copied and told from others as an object."""
+
+    @dataclass
+    class Value(Drafter):
+        token: int = 3
+
+        def root(self, context: list[int]) -> LogProbs:
+            return LogProbs(torch.tensor([[0.0]]), torch.tensor([[self.token]]))
+
+        def expand(self, frontier: Frontier) -> LogProbs:
+            return LogProbs(torch.zeros(len(frontier.tokens), 1), torch.full((len(frontier.tokens), 1), self.token))
+
+        def accept(self, outcome: Outcome) -> None: ...
+
+    model = network("llama")
+    found = Decoder(Model(model), Value(), OptTree(4, 0.0, 3)).generate(PROMPTS[1], NEW, stop=None)
+    assert found.tokens == written(model, PROMPTS[1]) and found.steps[0].tree.depths.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

@@ -114,3 +114,10 @@ def test_a_verifier_says_what_it_is_exact_for() -> None:
     check_temperature(match, 0.5)
     with pytest.raises(ValueError, match=r"verifier greedy judges at temperature 0 only, got temperature 0\.5"):
         check_temperature(greedy, 0.5)
+
+
+def test_greedy_tells_neighbours_apart_in_double_precision() -> None:
+    """As many bits as the logits have: in float32 both would be equal, and the first one chosen."""
+    logits = torch.tensor([[1.0, 1.0 + 2**-40, 0.0]], dtype=torch.float64)
+    for scores in (logits, LazyLogits(logits.shape, logits.__getitem__)):
+        assert greedy(Tree.of([0], [-1]), scores, Random()).token == 1

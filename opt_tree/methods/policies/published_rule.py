@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from opt_tree.methods.policies.registry import register
 from opt_tree.methods.policies.talon import LayerBest
-from opt_tree.policy import TreePolicy
+from opt_tree.policy import TreePolicy, check_sizes
 from opt_tree.pool import CandidatePool
 
 
@@ -23,6 +23,9 @@ class PublishedRule(TreePolicy):
     nodes: int = 60
     threshold: float = 0.5
     max_depth: int = 10
+
+    def __post_init__(self) -> None:
+        check_sizes(nodes=self.nodes, max_depth=self.max_depth)
 
     @property
     def children(self) -> LayerBest:

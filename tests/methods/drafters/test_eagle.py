@@ -147,6 +147,7 @@ class TestText:
         assert drafter.max_context == 24
         plain = Decoder(CausalLM(tiny("llama")), None, Static.empty())
         for length in (15, 24, 40):
+            drafter.ended = False
             with pytest.warns(UserWarning, match="behind the former nothing is drafted"):
                 result = Decoder(target, drafter, POLICY).generate(prompt(length), 20)
             assert result.tokens == plain.generate(prompt(length), 20).tokens

@@ -288,6 +288,7 @@ def test_behind_the_model_s_last_position_the_table_goes_on(join, head, length):
             warnings.simplefilter("always")
             result = decoder.generate(prompt(length), 20)
         assert [str(one.message).partition(": behind the former ")[2] for one in told] == ["the table drafts alone"]
+        model.ended = False
         assert result.tokens == Decoder(target, None, Static.empty()).generate(prompt(length), 20).tokens
         begin = length
         for step in result.steps[:-4]:
@@ -303,14 +304,14 @@ def test_a_drafter_s_end_is_told_once_and_only_where_it_matters():
     decoder = Decoder(target, tiny_lm_drafter(), OptTree(6, 0.0, 3))
     decoder.drafter.max_context = 24
     with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("default")
+        warnings.simplefilter("always")
         for _ in range(2):
             decoder.generate(prompt(15), 20)
     (one,) = told
     assert str(one.message).endswith(
         "24 tokens of context (max_position_embeddings), LlamaForCausalLM for 256: behind the former nothing is drafted"
     )
-    target.max_context = 60
+    decoder.drafter.ended, target.max_context = False, 60
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         decoder.generate(prompt(15), 20)
