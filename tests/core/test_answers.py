@@ -81,3 +81,10 @@ def test_each_node_may_name_tokens_of_its_own(seed: int, children: TopK) -> None
         found = sorted(zip(picked.path_log_probs, picked.rows, picked.tokens, strict=True), reverse=True)
         assert [one[1:] for one in found] == [one[1:] for one in best]
         assert [one[0] for one in found] == pytest.approx([one[0] for one in best])
+
+
+def test_a_token_that_a_model_masks_by_the_least_number_is_no_child() -> None:
+    """As models do whose vocabulary is padded: its log-probability is finite, and its probability 0."""
+    answer = LogProbs.of(torch.tensor([[0.0, 1.0, 2.0, *[torch.finfo(torch.float32).min] * 3]]))
+    for total in (4, 6):
+        assert sorted(TopK(total=total).pick(answer, np.zeros(1), -INF).tokens.tolist()) == [0, 1, 2]
