@@ -149,8 +149,11 @@ def fit(labels: Labels, embed: nn.Module, plan: LengthPlan) -> LengthPredictor:
 @torch.no_grad()
 def judge(predictor: LengthPredictor, embed: nn.Module, labels: Labels, penalty: float) -> float:
     """Return the mean loss of a predictor."""
-    predicted = predictor(embed(labels.tokens).float(), labels.features.float())
-    return float(loss_of(predicted, labels.lengths, penalty).mean())
+    found = []
+    for rows in torch.arange(len(labels.lengths)).split(4096):  # embedded in float32, all at once may be gigabytes
+        tokens, features, lengths = (part[rows] for part in (labels.tokens, labels.features, labels.lengths))
+        found.append(loss_of(predictor(embed(tokens).float(), features.float()), lengths, penalty))
+    return float(torch.cat(found).mean())
 
 
 def save(predictor: LengthPredictor, facts: dict[str, Any], folder: Path) -> None:
